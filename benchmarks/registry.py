@@ -65,7 +65,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How many functions of libraries that were not mined does the verifier refuse?",
          "false_alarms.json false_alarms_before_repair.json false_alarms_blind.json "
          "false_alarms_blind_after.json false_alarms_blind_2.json false_alarms_blind_2_after.json "
-         "false_alarms_blind_3.json",
+         "false_alarms_blind_3.json false_alarms_blind_4.json false_alarms_blind_4_after.json",
          module="sass.verifier.false_alarms"),
     _row("sass.lowered_stalls", "CPU",
          "Is each lowered stall between dependent neighbours refused?", "lowered_stalls.json",
@@ -108,6 +108,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("ptx.regressions", "CPU",
          "Which kernels get worse static properties from a newer ptxas, and what is recovered?",
          "regressions.json.gz", "assembler.md"),
+    _row("ptx.regression_times", "GPU",
+         "How much time do kernels lose to a newer ptxas, and how much is recovered?",
+         "regression_times.json.gz", "assembler.md"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
          "assembler_suite.json assembler_filling.json unseen_suite.json assembler_peers.json "
          "assembler_low_budgets.json assembler_ablation.json assembler_long.json",
@@ -204,6 +207,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("torch_compile.product_kernels", "GPU",
          "What do kernels of matrix products with their elementwise readers gain over cuBLAS?",
          "product_kernels.json.gz", "fusion-unseen.md"),
+    _row("torch_compile.losses", "GPU", "What do losses without logits in memory cost and save?",
+         "losses.json"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans
@@ -291,7 +296,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "kernel_check.json", "serving.md", module="serving.checks.kernel_check"),
     _row("serving.vllm_checks", "GPU",
          "Does vLLM with nostall's back end survive sleep and stress, and compute the same?",
-         "sleep_h200.json stress_h200.json", module="serving.checks.vllm_checks"),
+         "sleep_h200.json stress_h200.json ngram_h200.json", module="serving.checks.vllm_checks"),
     _row("serving.sanitized_forests", "GPU",
          "Do decodes of random prefix forests read and write nothing out of bounds?",
          "sanitized_forests_h200.json", module="serving.checks.sanitized_forests"),
@@ -308,7 +313,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          module="serving.engine.vllm_engine"),
     _row("serving.forced_tokens", "GPU",
          "Does vLLM with nostall's plug-in compute what it computes with FlashAttention alone?",
-         "forced_tokens_h200.json.gz forced_shared_h200.json.gz", "serving.md",
+         "forced_tokens_h200.json.gz forced_shared_h200.json.gz forced_tp_h200.json.gz",
+         "serving.md",
          module="serving.engine.forced_tokens"),
     _row("serving.step_costs", "GPU", "How long do vLLM's steps take, by what they compute?",
          module="serving.engine.step_costs"),

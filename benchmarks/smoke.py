@@ -111,6 +111,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
                                   "--measured", "0.5", "--limit", "90"),
     "torch_compile.product_kernels": ("--small", "--models", "bert-forward", "--limit", "60",
                                       "--processes", "2", "--seconds", "0.1"),
+    "torch_compile.losses": ("--small", "--device", "cpu", "--seconds", "0.2"),
     "parallel.profile_error": ("--tiny",),
     "parallel.pass_times": ("--tiny",),
     "parallel.killed_rank": (),

@@ -9,7 +9,7 @@ from functools import cache
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from benchmarks.front.picture import GAINS, THEMES, Axis, Series, draw, picture_name, picture_text
+from benchmarks.front.picture import GAINS, Axis, Series, drawings, picture_text
 from benchmarks.fusion.chains import page as chains_page
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import Values, render
@@ -69,8 +69,7 @@ def lead_pictures() -> dict[str, str]:
     pictures = {}
     for page, lead in leads().items():
         title = render(__file__, lead.figures, page).replace("\n", " ").replace("*", "")
-        for theme, colours in THEMES.items():
-            pictures[picture_name(page, theme)] = draw(title, lead.rows, lead.axis, colours)
+        pictures.update(drawings(page, title, lead.rows, lead.axis))
     return pictures
 
 
@@ -145,7 +144,9 @@ def _coverage() -> Lead:
 def _explorers() -> Lead:
     record = load(results("fusion") / "explorers.json")
     proven = [r for r in record["records"] if r["proven"]]
-    planners = {"explorer": "explore", "greedy": "greedy, as in Inductor", "unfused": "unfused"}
+    planners = {
+        "explorer": "nostall's choice", "greedy": "greedy, as in Inductor", "unfused": "no fusion",
+    }  # fmt: skip
     rows = [
         _ratios(name, (r["us"][key] / r["optimum_us"] for r in proven))
         for key, name in planners.items()

@@ -8,19 +8,41 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from xml.sax.saxutils import escape
 
 from benchmarks.front.headline import Headline
 from benchmarks.harness.result_file import ROOT
 
 FOLDER = ROOT.parent / "docs" / "pictures"
-WIDTH, LEFT, RIGHT, TOP, ROW, FOOT = 880, 366, 24, 34, 34, 40
-"""Pixels: the picture, its margins, the height of a row."""
-LABEL, NUMBER = LEFT - 92, LEFT - 14
-"""Right ends of labels and numbers: both are in view where a narrow page scrolls the picture."""
 RADIUS = 3.4
 SLOWER = 0.995
 """Ratios below this one have the colour of a loss."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Pixels of a picture: its width, its margins, and the height of a row."""
+
+    width: int
+    left: int
+    right: int
+    row: int
+    suffix: str
+    """In the names of its files."""
+    labels_above: bool
+    """Whether a row's label and number are above its dots, else beside them."""
+    top: int = 34
+
+    @property
+    def number(self) -> int:
+        """Right end of the numbers."""
+        return self.width - 4 if self.labels_above else self.left - 14
+
+
+WIDE = Layout(880, 366, 24, 34, "", labels_above=False)
+NARROW = Layout(380, 26, 26, 48, "-narrow", labels_above=True)
+LAYOUTS = {"wide": WIDE, "narrow": NARROW}
 
 
 @dataclass(frozen=True)
@@ -56,7 +78,7 @@ class Axis:
     loses_below: float = 0.0
     """Values below this one have the colour of a loss."""
 
-    def x(self, value: float) -> float:
+    def x(self, value: float, layout: Layout) -> float:
         """The pixel of a value; those beyond the ends stand at the ends."""
         low, high = self.ticks[0], self.ticks[-1]
         inside = min(max(value, low), high)
@@ -64,7 +86,7 @@ class Axis:
             share = math.log(inside / low) / math.log(high / low)
         else:
             share = (inside - low) / (high - low)
-        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
+        return round(layout.left + share * (layout.width - layout.left - layout.right), 1)
 
 
 @dataclass(frozen=True)
@@ -96,37 +118,63 @@ def gain_series(headline: Headline) -> Series:
     )
 
 
-def draw(title: str, rows: Sequence[Series], axis: Axis, colours: Colours) -> str:
+def draw(
+    title: str, rows: Sequence[Series], axis: Axis, colours: Colours, layout: Layout = WIDE
+) -> str:
     """The SVG text."""
-    height = TOP + ROW * len(rows) + FOOT
+    note = fill(axis.note, layout.width // 8).splitlines()
+    bottom = layout.top + layout.row * len(rows)
+    height = bottom + 24 + 16 * len(note)
     return "".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-            f'width="{WIDTH}" height="{height}" role="img" font-family="-apple-system, '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {layout.width} {height}" '
+            f'width="{layout.width}" height="{height}" role="img" font-family="-apple-system, '
             '\'Segoe UI\', Helvetica, Arial, sans-serif" font-size="13" '
             f'aria-label="{escape(title, {chr(34): "&quot;"})}">\n',
-            f'<rect width="{WIDTH}" height="{height}" fill="{colours.paper}"/>\n',
-            *_axis(height, axis, colours),
-            *(line for number, row in enumerate(rows) for line in _row(number, row, axis, colours)),
+            f'<rect width="{layout.width}" height="{height}" fill="{colours.paper}"/>\n',
+            *_axis(bottom, axis, colours, layout),
+            *(
+                f'<text x="{layout.left}" y="{bottom + 36 + 16 * at}" fill="{colours.soft}">'
+                f"{line}</text>\n"
+                for at, line in enumerate(note)
+            ),
+            *(
+                line
+                for number, row in enumerate(rows)
+                for line in _row(number, row, axis, colours, layout)
+            ),
             "</svg>\n",
         ]
     )
 
 
-def picture_name(page: str, theme: str) -> str:
+def picture_name(page: str, theme: str, layout: Layout = WIDE) -> str:
     """File name of a result page's picture; an empty page is README."""
     part = f"-{page.removesuffix('.md')}" if page else ""
-    return f"gains{part}-{theme}.svg"
+    return f"gains{part}{layout.suffix}-{theme}.svg"
+
+
+def drawings(
+    page: str, title: str, rows: Sequence[Series], axis: Axis
+) -> Iterator[tuple[str, str]]:
+    """File names and SVG texts of a page's picture: light and dark, wide and narrow."""
+    for layout in LAYOUTS.values():
+        for theme, colours in THEMES.items():
+            yield picture_name(page, theme, layout), draw(title, rows, axis, colours, layout)
 
 
 def picture_text(page: str, alternative: str) -> str:
-    """The Markdown of a result page's picture in both themes."""
-    images = [
-        f"```{{image}} ../pictures/{picture_name(page, theme)}\n"
-        f":alt: {alternative}\n:class: only-{theme}\n```"
-        for theme in THEMES
-    ]
-    return "\n\n".join(["::::{container} scroll", *images, "::::"])
+    """The Markdown of a page's picture for both themes, and for wide and narrow screens."""
+    folder = "../pictures" if page else "pictures"
+    parts = []
+    for name, layout in LAYOUTS.items():
+        images = [
+            f"```{{image}} {folder}/{picture_name(page, theme, layout)}\n"
+            f":alt: {alternative}\n:class: only-{theme}\n```"
+            for theme in THEMES
+        ]
+        parts += [f"::::{{container}} only-{name}", *images, "::::"]
+    return "\n\n".join(parts)
 
 
 def pictures(headlines: Sequence[Headline]) -> dict[str, str]:
@@ -136,58 +184,60 @@ def pictures(headlines: Sequence[Headline]) -> dict[str, str]:
         pages.setdefault(headline.page, []).append(headline)
     begin = "Measured gains of nostall beside the strongest baseline: "
     return {
-        picture_name(page, theme): draw(
-            begin + "; ".join(f"{h.label} {h.mean:.2f}" for h in shown),
-            list(map(gain_series, shown)), GAINS, colours,
-        )
+        name: text
         for page, shown in pages.items()
-        for theme, colours in THEMES.items()
+        for name, text in drawings(
+            page, begin + "; ".join(f"{h.label} {h.mean:.2f}" for h in shown),
+            list(map(gain_series, shown)), GAINS,
+        )
     }  # fmt: skip
 
 
-def _axis(height: int, axis: Axis, colours: Colours) -> Iterator[str]:
-    bottom = height - FOOT
+def _axis(bottom: int, axis: Axis, colours: Colours, layout: Layout) -> Iterator[str]:
+    top = layout.top
     digits = max(len(f"{tick:g}".partition(".")[2]) for tick in axis.ticks)
     for tick in axis.ticks:
-        x, is_line = axis.x(tick), tick == axis.line
+        x, is_line = axis.x(tick, layout), tick == axis.line
         colour, width = (colours.ink, 2.5) if is_line else (colours.line, 1)
-        yield f'<path d="M{x} {TOP - 8}V{bottom}" stroke="{colour}" stroke-width="{width}"/>\n'
+        yield f'<path d="M{x} {top - 8}V{bottom}" stroke="{colour}" stroke-width="{width}"/>\n'
         weight = ' font-weight="700"' if is_line else ""
         yield (
             f'<text x="{x}" y="{bottom + 18}" text-anchor="middle" fill="{colours.soft}"'
             f"{weight}>{tick:.{digits}f}{axis.suffix}</text>\n"
         )
     if axis.line is not None:
-        x = axis.x(axis.line)
+        x = axis.x(axis.line, layout)
         yield (
-            f'<text x="{x + 10}" y="{TOP - 16}" fill="{colours.soft}">{axis.more}</text>'
-            f'<text x="{x - 10}" y="{TOP - 16}" text-anchor="end" fill="{colours.soft}">'
+            f'<text x="{x + 10}" y="{top - 16}" fill="{colours.soft}">{axis.more}</text>'
+            f'<text x="{x - 10}" y="{top - 16}" text-anchor="end" fill="{colours.soft}">'
             f"{axis.less}</text>\n"
         )
     yield (
-        f'<text x="{NUMBER}" y="{TOP - 16}" text-anchor="end" fill="{colours.soft}">'
-        f"{axis.head}</text>"
-        f'<text x="{LEFT}" y="{height - 4}" fill="{colours.soft}">{axis.note}</text>\n'
+        f'<text x="{layout.number}" y="{top - 16}" text-anchor="end" fill="{colours.soft}">'
+        f"{axis.head}</text>\n"
     )
 
 
-def _row(number: int, row: Series, axis: Axis, colours: Colours) -> Iterator[str]:
-    middle = TOP + ROW * number + ROW / 2
+def _row(number: int, row: Series, axis: Axis, colours: Colours, layout: Layout) -> Iterator[str]:
+    top = layout.top + layout.row * number
+    middle = top + layout.row - WIDE.row / 2 + (5 if layout.labels_above else 0)
+    words = top + 14 if layout.labels_above else middle + 4
+    place = 'x="4"' if layout.labels_above else f'x="{layout.left - 92}" text-anchor="end"'
     count = f' <tspan fill="{colours.soft}">({len(row.values)})</tspan>' if row.count else ""
     yield (
-        f'<text x="{LABEL}" y="{middle + 4}" text-anchor="end" fill="{colours.ink}">'
-        f"{escape(row.label)}{count}</text>\n"
+        f'<text {place} y="{words}" fill="{colours.ink}" stroke="{colours.paper}" '
+        f'stroke-width="5" paint-order="stroke">{escape(row.label)}{count}</text>\n'
     )
     for at, value in _spread(row.values):
         colour = colours.loss if value < axis.loses_below else colours.gain
         yield (
-            f'<circle cx="{axis.x(value)}" cy="{middle + at:.1f}" r="{RADIUS}" fill="{colour}" '
-            'fill-opacity=".45"/>\n'
+            f'<circle cx="{axis.x(value, layout)}" cy="{middle + at:.1f}" r="{RADIUS}" '
+            f'fill="{colour}" fill-opacity=".45"/>\n'
         )
-    x = axis.x(row.mark)
+    x = axis.x(row.mark, layout)
     yield f'<path d="M{x} {middle - 13}V{middle + 13}" stroke="{colours.ink}" stroke-width="3"/>\n'
     yield (
-        f'<text x="{NUMBER}" y="{middle + 4}" text-anchor="end" font-weight="700" '
+        f'<text x="{layout.number}" y="{words}" text-anchor="end" font-weight="700" '
         f'fill="{colours.ink}">{row.text}</text>\n'
     )
 

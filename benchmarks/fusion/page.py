@@ -1,4 +1,4 @@
-"""``docs/results/fusion.md``: explorers against the proven optimum, correctness, cost on the host.
+"""``docs/results/fusion.md``: choices beside the proven optimum, correctness, cost on the host.
 
 python -m benchmarks page fusion
 """

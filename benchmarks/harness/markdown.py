@@ -11,6 +11,7 @@ from benchmarks.harness.result_file import ROOT
 
 MAX_ROWS = 14
 """Rows of a table that is not folded."""
+_NUMBER = re.compile(r"\*{0,2}[-+−]?\d[\d,.]*(e[-+]?\d+)?( ?(%|×|[mµun]?s|[kMGT]?i?B))?\*{0,2}")
 _TABLE = re.compile(r"^\|.*(?:\n\|.*)+", re.MULTILINE)
 PAGES = ROOT.parent / "docs" / "results"
 """Folder of the generated pages."""
@@ -66,13 +67,32 @@ def page(title: str, command: str, parts: Iterable[str]) -> str:
     if shown and texts and not texts[0].startswith(("#", "|")):
         method, heading, rest = texts[0].partition("\n\n## ")
         texts[0] = _folded("How it was measured", method) + heading + rest
-    sections = [f"# {title}", *shown, *map(fold_tables, texts), notice]
+    sections = [f"# {title}", *shown, *(fold_tables(align_numbers(part)) for part in texts), notice]
     return "\n\n".join(sections) + "\n"
 
 
 def fold_tables(text: str) -> str:
     """``text`` with each table of more than :data:`MAX_ROWS` rows folded."""
     return _TABLE.sub(_fold_table, text)
+
+
+def align_numbers(text: str) -> str:
+    """``text`` with the columns of numbers of its tables aligned at the right."""
+    return _TABLE.sub(_align_numbers, text)
+
+
+def _align_numbers(found: re.Match[str]) -> str:
+    """A table whose columns of numbers, with or without units, are aligned at the right."""
+    head, rule, *rows = found[0].splitlines()
+    rules = rule.strip("|").split("|")
+    split = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
+    if any(len(cells) != len(rules) for cells in split):
+        return found[0]
+    for at, column in enumerate(zip(*split, strict=True)):
+        filled = [cell.strip() for cell in column if cell.strip() not in ("", "–", "-")]
+        if filled and all(map(_NUMBER.fullmatch, filled)):
+            rules[at] = "---:"
+    return "\n".join([head, f"|{'|'.join(rules)}|", *rows])
 
 
 def _fold_table(found: re.Match[str]) -> str:

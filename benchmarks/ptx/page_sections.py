@@ -17,6 +17,7 @@ File = tuple[Path, Sequence[Row]]
 TRANSFER = results("ptx") / "transfer.json"
 STALLS = results("ptx") / "stall_reasons.json"
 REGRESSIONS = results("ptx") / "regressions.json.gz"
+TIMES = results("ptx") / "regression_times.json.gz"
 _SHOWN_STALLS = 3
 """Stall reasons of a kernel: those that changed most."""
 PEERS = {
@@ -62,6 +63,7 @@ def sections(
         },
         "peers": _peers(*peers),
         "regressions": _regressions(),
+        "times": _regression_times(),
         "transfer": _transfer(load(TRANSFER)["kernels"]),
         "stalls": {
             "file": STALLS,
@@ -170,6 +172,42 @@ def _regressions() -> Row:
             for name, number in summary["losses"].items()
         ],
         "answers": {"recovered": 0, **summary["answers"]},
+    }
+
+
+def _regression_times() -> Row:
+    """Time that kernels lose to a newer ptxas, and what the search recovers of it."""
+    found = load(TIMES)
+    rows = {name: row for name, row in found["rows"].items() if "screened" in row}
+    ratios = [row["screened"]["ratio"] for row in rows.values()]
+    searched = [(name, row) for name, row in rows.items() if "recovered" in row.get("measured", {})]
+    compared = [
+        {
+            "kernel": name,
+            "losses": "; ".join(
+                f"{loss['name']} {loss['older']:g} → {loss['newer']:g}"
+                for loss in row["static"]["losses"]
+            ),
+            **row["measured"],
+            "beside": (row["measured"].get("beside_older") or {}).get("ratio"),
+        }
+        for name, row in sorted(searched, key=lambda pair: -pair[1]["measured"]["older"]["ratio"])
+    ]
+    return {
+        **found["summary"],
+        "file": TIMES,
+        "gpus": " and ".join(sorted({row["gpu"]["gpu"] for row in rows.values()})),
+        "versions": " and ".join(found["ptxas"]),
+        "seconds_each": found["command"].partition("--seconds ")[2].split()[0],
+        "least": min(ratios),
+        "most": max(ratios),
+        "faster": sum(ratio < 0.98 for ratio in ratios),
+        "alike": sum(0.98 <= ratio < 1.02 for ratio in ratios),
+        "longer": sum(ratio >= 1.02 for ratio in ratios),
+        "rows": compared,
+        "not_launchable": ", ".join(
+            f"{name} ({reason})" for name, reason in found["not_launchable"].items()
+        ),
     }
 
 

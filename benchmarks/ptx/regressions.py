@@ -56,7 +56,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CAPABILITIES = (80, 90, 100, 120)
 MORE_CODE = 1.05
 _OPTIONS_OF_THE_SUITE = 4
-"""Configurations of each kernel of the suite, spread over its list."""
 _HEAD_DIMENSIONS = (256, 512)
 """Further head dimensions of the decode attention of users' code."""
 
@@ -67,8 +66,11 @@ Job = tuple[str, Callable[[], Source]]
 """Name of a kernel, and the function that compiles it."""
 
 
-def jobs(newest: Assembler) -> Iterator[Job]:
-    """All kernels: PTX of nvcc, the corpus of Triton kernels, the suite, users' code."""
+def jobs(newest: Assembler, configurations: int = _OPTIONS_OF_THE_SUITE) -> Iterator[Job]:
+    """All kernels: PTX of nvcc, the corpus of Triton kernels, the suite, users' code.
+
+    ``configurations``: of each kernel of the suite, spread over its list.
+    """
     for name, text in ptx_texts().items():
         if name.startswith("nvcc-"):
             for kernel in parse(text).kernels:
@@ -82,7 +84,7 @@ def jobs(newest: Assembler) -> Iterator[Job]:
     wide = [(*decode.problem[:3], d, *decode.problem[4:]) for d in _HEAD_DIMENSIONS]
     decodes = [replace(decode, problem=problem) for problem in wide]
     for entry in (*entries(), *unseen_entries(), *decodes):
-        step = max(1, len(entry.options) // _OPTIONS_OF_THE_SUITE) if entry.size else 1
+        step = max(1, len(entry.options) // configurations) if entry.size else 1
         for options in entry.options[::step]:
             tile = "x".join(map(str, options.tile or ()))
             name = f"{entry.name} {tile} {options.num_warps} warps {options.num_stages} stages"

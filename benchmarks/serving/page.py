@@ -18,7 +18,7 @@ from benchmarks.serving.pages.attention import attention, builders, checks
 from benchmarks.serving.pages.engine import engines, forced_tokens, simulated
 from benchmarks.serving.pages.native import native
 from benchmarks.serving.pages.prefixes import RANGES, best_candidates, plan_search, prefixes
-from benchmarks.serving.pages.rollouts import forests, rollouts
+from benchmarks.serving.pages.rollouts import fixed_cost, forests, rollouts
 from nostall.core.measurement import Comparison
 
 PAGE = PAGES / "serving.md"
@@ -28,8 +28,8 @@ GEMM_TP8 = FOLDER / "gemm_tp8_h200.json.gz"
 
 Row = Mapping[str, Any]
 _SECTIONS = (
-    attention, prefixes, forests, plan_search, native, checks, builders, best_candidates, engines,
-    rollouts, forced_tokens, simulated,
+    attention, prefixes, forests, fixed_cost, plan_search, native, checks, builders,
+    best_candidates, engines, rollouts, forced_tokens, simulated,
 )  # fmt: skip
 
 

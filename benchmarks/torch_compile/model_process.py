@@ -37,6 +37,7 @@ from benchmarks.torch_compile.step_timing import (
     CapturedStep,
     Stopwatch,
     capture_step,
+    peak_bytes,
     profile_kernels,
     synchronize,
     time_interleaved,
@@ -145,6 +146,8 @@ def report_record(report: GraphReport) -> dict[str, Any]:
         "cpu_seconds": report.cpu_seconds,
         "not_ahead": report.local_only_reason,
         "products": report.products,
+        "changed": [*report.attention, *report.loss, *report.chunked],
+        "unchanged": report.left,
     }
 
 
@@ -199,6 +202,8 @@ def _measure_programs(
     )
     store(**result)
     if setup.device == "cuda":
+        steps = {name: program.step for name, program in programs.items()}
+        result["peak_bytes"] = {name: peak_bytes(step) for name, step in steps.items()}
         if setup.part in REPLAYED:
             result["replayed"] = time_replays(programs, setup)
             store(**result)

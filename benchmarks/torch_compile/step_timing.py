@@ -71,6 +71,16 @@ def time_interleaved(
     }
 
 
+def peak_bytes(step: Step) -> int:
+    """Peak memory of a step on the GPU above what is allocated before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated()) - before
+
+
 @dataclass(frozen=True)
 class CapturedStep:
     """A step as a CUDA graph, which owns the memory of its gradients."""

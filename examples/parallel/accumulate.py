@@ -24,8 +24,9 @@ def main(plan: str) -> None:
     loader = torch.utils.data.DataLoader(corpus, batch_sampler=trainer.sampler(len(corpus)))
     while trainer.steps < STEPS:
         for batch in loader:
-            loss = trainer.forward_backward(batch, scale=1 / ACCUMULATED)
-            if trainer.passes % ACCUMULATED:
+            is_last = (trainer.passes + 1) % ACCUMULATED == 0
+            loss = trainer.forward_backward(batch, scale=1 / ACCUMULATED, reduce=is_last)
+            if not is_last:
                 continue
             norm = trainer.clip_grad_norm_(1.0)
             trainer.optimizer.step()

@@ -277,7 +277,14 @@ def test_the_page_is_complete_and_needs_no_network(
     tags.feed(text)
     assert tags.open == []
     # Without the three distributions, which are drawn from ten jobs on.
-    assert tags.seen.count("svg") == (3 if source_fixture == "table" else 2)
+    assert tags.seen.count("svg") == 1
+    # A bar for all jobs, each architecture and each job; a bar for the GPU.
+    assert text.count('class="track"') == (8 if source_fixture == "table" else 1)
+    assert "nan%" not in text
+    lead = re.search(r'class="lead">([^<]*)<', text)
+    assert lead is not None
+    begin = r"\w+ bounds \d+%" if source_fixture == "table" else r"Fix first: .* of [\d.]+ ms"
+    assert re.match(begin, lead[1])
     assert not re.search(r"\b1 (?:jobs|GPUs|kernels|collectives|steps)\b", text)
     assert "nan" not in re.findall(r'(?:d|points|x|y|width)="([^"]*)"', text)
     assert "modelled" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -114,3 +115,46 @@ def test_a_kernel_with_a_struct_can_be_modelled_but_not_measured(tmp_path: Path)
     line = error_line(nostall_here("bench", *kernel, *launch))
     assert "128 bytes of unknown content" in line
     assert nostall_here("inspect", *kernel, *launch).code == 0
+
+
+TUNED = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch, triton
+from kernels import add
+
+def time(call, quantiles):
+    call()
+    return [1.0, 1.0, 1.0]
+
+configs = [triton.Config({"BLOCK": b}, num_warps=w) for b, w in ((256, 4), (128, 2), (1024, 8))]
+tuned = triton.autotune(configs, key=["n"], do_bench=time)(add)
+x, y, z = torch.randn(4096), torch.randn(4096), torch.empty(4096)
+for step in range(3):
+    tuned[lambda meta: (triton.cdiv(4096, meta["BLOCK"]),)](x, y, z, 4096, float(step))
+add[(16,)](x, y, z, 4096, 1.0, BLOCK=512)
+"""
+
+
+@pytest.mark.slow
+def test_all_kernels_of_a_program_are_tuned(program: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    (tmp_path / "tuned.py").write_text(TUNED)
+    paths = ":".join([str(tmp_path), *filter(None, sys.path)])
+    budget = ["--objective", "model", "--seconds", 60, "--evaluations", 20]
+    done = nostall(
+        "tune", "tuned.py", *budget, "--out", "runs-of-it", "--format", "json",
+        cwd=tmp_path, PYTHONPATH=paths,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document["kind"] == "modelled" and document["ratio"] >= 1.0
+    chosen, other = sorted(document["kernels"], key=lambda kernel: -kernel["launches"])
+    assert (chosen["kernel"], chosen["launches"], other["launches"]) == ("add", 3, 1)
+    searched = {search["configuration"].split(",")[0] for search in chosen["searches"]}
+    assert searched <= {"BLOCK=256", "BLOCK=128", "BLOCK=1024"} and len(searched) > 1
+    assert sum(search["own"] for search in chosen["searches"]) <= 1
+    assert [search["configuration"] for search in other["searches"]] == ["as launched"]
+    assert len(document["runs"]) == len(chosen["searches"]) + len(other["searches"])
+    assert all(run.startswith("runs-of-it/") for run in document["runs"])

@@ -158,9 +158,11 @@ def test_measured_samples_are_drawn(browser: str, tmp_path: Path) -> None:
     script = """<script>{
     const wide = (name) => document.querySelector('.spread .violin.' + name).getBBox().width > 5;
     const names = ['original', 'candidate', 'null'];
+    const frame = document.querySelector('.spread').viewBox.baseVal;
     const inside = [...document.querySelectorAll('.spread text')].every((t) => {
       const box = t.getBBox();
-      return box.x >= 0 && box.y >= 0 && box.x + box.width <= 1280 && box.y + box.height <= 330;
+      return box.x >= 0 && box.y >= 0 && box.x + box.width <= frame.width
+        && box.y + box.height <= frame.height;
     });
     document.body.dataset.spread = names.map(wide).join() + ' ' + inside;
     }</script></body>"""

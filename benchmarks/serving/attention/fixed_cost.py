@@ -141,6 +141,17 @@ def line(row: dict[str, Any]) -> str:
     return f"{row['sequences']:4} x {row['keys']:5} {kind:8} {parts} | {rest}"
 
 
+def about() -> dict[str, str]:
+    """The GPU and its driver; empty without one."""
+    import torch
+
+    from nostall.attach.program.machine import driver_version
+
+    if not torch.cuda.is_available():
+        return {}
+    return {"gpu": torch.cuda.get_device_name(0), "driver": driver_version() or ""}
+
+
 def main(options: argparse.Namespace) -> int:
     """Measure all cases."""
     import torch
@@ -151,5 +162,5 @@ def main(options: argparse.Namespace) -> int:
         for case in cases:
             rows.append(measure(case, has_prefixes, options))
             print(line(rows[-1]), flush=True)
-            save(options.out, kind="measured", heads=HEADS, rows=rows)
+            save(options.out, kind="measured", **about(), heads=HEADS, rows=rows)
     return 0

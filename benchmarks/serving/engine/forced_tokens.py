@@ -10,7 +10,7 @@ beside decodes), ``manager-off`` (layers with and without a window in one cache 
 ``shared`` (prefix caching; samples of prompts, some of which arrive beside decodes, and long
 prompts among them) and ``fp8`` (``shared`` with a cache of fp8, compared with FLASH_ATTN's of 16
 bits: nostall may be :data:`MOST_OF_EAGER` times as far from it as FLASH_ATTN with fp8) and ``tp``
-(``shared`` on two GPUs with tensor parallelism). Beside
+(``shared`` on two GPUs with tensor parallelism, with twice the heads). Beside
 nostall (``auto`` and ``all``) each setting runs FLASH_ATTN a second time, and without graphs:
 its other numbers of splits show the size of ordinary rounding. ``manager-off`` also runs FLASH_ATTN
 with the manager: without it vLLM 0.25 itself gives full layers the window of their group. With
@@ -45,6 +45,11 @@ from nostall.core.errors import BadInput
 
 CHILD = Path(__file__).with_name("forced_tokens_child.py")
 SETTINGS = ("groups", "full", "manager-off", "shared", "fp8", "tp")
+MODEL_OF = {
+    "groups": "hybrid", "full": "plain", "manager-off": "hybrid", "shared": "plain",
+    "fp8": "plain", "tp": "wide",
+}  # fmt: skip
+"""Setting -> its model. A rank of *wide* has the heads of *plain*."""
 BASE, AGAIN, EAGER = "FLASH_ATTN", "FLASH_ATTN again", "FLASH_ATTN eager"
 FP8 = "FLASH_ATTN, fp8"
 MANAGER_ON = "FLASH_ATTN, manager on"
@@ -147,7 +152,7 @@ def jobs_of(
     if options.tiny:
         work |= TINY_WORKLOAD | ({"shared": 200} if is_shared else {})
     work["vocabulary"] = TINY["vocab_size"] if options.tiny else MODEL["vocab_size"]
-    model = str(models / ("plain" if setting == "full" or is_shared else "hybrid"))
+    model = str(models / MODEL_OF[setting])
     job = {"model": model, "workload": work, "plug_in": False, "environment": {}}
     if setting == "tp":
         engine |= {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
@@ -327,6 +332,8 @@ def main(options: argparse.Namespace) -> int:
         plain = TINY if options.tiny else MODEL
         layers = {"layer_types": HYBRID["layer_types"] * 2}
         save_model(models / "plain", plain)
+        heads = {key: 2 * plain[key] for key in ("num_attention_heads", "num_key_value_heads")}
+        save_model(models / "wide", {**plain, **heads})
         save_model(models / "hybrid", {**plain, **HYBRID, **layers})
         waiting = {
             (setting, name): pool.submit(

@@ -16,6 +16,7 @@ UNSPECULATED = FOLDER / "vllm_engine_unspeculated.json"
 ALONE = FOLDER / "vllm_engine_alone.json"
 SIMULATED = FOLDER / "simulated_engine.json"
 FORCED = FOLDER / "forced_tokens_h200.json.gz"
+FORCED_TP = FOLDER / "forced_tp_h200.json.gz"
 FORCED_SHARED = FOLDER / "forced_shared_h200.json.gz"
 """The setting ``shared``."""
 
@@ -198,6 +199,8 @@ SETTINGS = {
     "full": "`cudagraph_mode=FULL` asked for",
     "manager-off": "hybrid cache manager off",
     "shared": "samples of shared prompts",
+    "fp8": "the same, cache of fp8; beside 16 bits",
+    "tp": "the same, tensor parallelism over two GPUs",
 }
 """Settings of the forced tokens, in words."""
 
@@ -205,11 +208,15 @@ SETTINGS = {
 def forced_tokens() -> str:
     """Section on the log probabilities of forced tokens beside FLASH_ATTN's."""
     content = load(FORCED)
-    settings = {**content["results"], **load(FORCED_SHARED)["results"]}
+    later = [load(path) for path in (FORCED_SHARED, FORCED_TP)]
+    settings = {**content["results"]}
+    for each in later:
+        settings |= each["results"]
     values = {
         "first": next(iter(next(iter(settings.values())).values())),
         "date": content["date"],
         "shared_file": FORCED_SHARED,
+        "tp_file": FORCED_TP,
         "forced_file": FORCED,
         "rows": [
             {**row, "setting": SETTINGS[setting], "engine": _version(name)}

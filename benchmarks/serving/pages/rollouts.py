@@ -19,6 +19,7 @@ ROLLOUTS = tuple(FOLDER / f"rollouts_{name}_h200.json" for name in ("shared", "u
 """A workload of a later file replaces that of an earlier one. *slots*: more requests than slots."""
 ENGINES = FOLDER / "rollouts_engines_h200.json"
 """Other engines beside FLASH_ATTN."""
+FIXED_COST = FOLDER / "fixed_cost_h200.json.gz"
 HOST_TIME, STRESS, SLEEP, SANITIZED, NGRAM = (
     FOLDER / f"{name}_h200.json"
     for name in ("host_time", "stress", "sleep", "sanitized_forests", "ngram")
@@ -192,6 +193,24 @@ def _checks() -> str:
         "speculated": render(__file__, speculated, "n-gram") if speculated else "",
     }
     return render(__file__, values, "checks")
+
+
+def fixed_cost() -> str:
+    """What a decode step costs beside reading its keys."""
+    content = source(FIXED_COST)
+    both = {
+        has: [row for row in content["rows"] if row["has_prefixes"] is has] for has in (False, True)
+    }
+    rows = [{**row, "rest_us": row["us"]["whole"] - row["parts"]["bytes"]} for row in both[True]]
+    values = {
+        "rows": rows,
+        "starts": sorted(row["parts"]["start"] for row in content["rows"]),
+        "dependent": sorted(row["us"]["whole"] - row["us"]["dependent"] for row in rows),
+        "units": sorted(row["us"]["whole"] - row["us"]["units"] for row in rows),
+        "plain": next(r for r in both[False] if (r["sequences"], r["keys"]) == (64, 2048)),
+        "shared": next(r for r in both[True] if (r["sequences"], r["keys"]) == (64, 2048)),
+    }
+    return render(__file__, {**content, **values}, "fixed cost")
 
 
 def forests() -> str:

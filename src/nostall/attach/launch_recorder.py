@@ -27,6 +27,7 @@ FILE_VARIABLE = "NOSTALL_RECORD_FILE"
 MAX_LAUNCHES = 1000
 """Different launches that one process notes."""
 _PROBLEM = "a launch is not recorded"
+_UNKNOWN = "the configurations of a launch are not recorded"
 _quietly = functools.partial(quietly, _PROBLEM)
 _DTYPES = {
     "float16": "f16",
@@ -45,6 +46,8 @@ _DTYPES = {
     "bool": "u8",
 }
 """Names of PyTorch's dtypes -> those of launch files."""
+_OPTIONS = ("num_ctas", "maxnreg", "enable_fp_fusion")
+"""Compile options of Triton that a launch can give, beside those of launch files."""
 _C_TYPES = {
     "c_int": "i32",
     "c_uint": "u32",
@@ -70,6 +73,7 @@ class Recorder:
         self._counts: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
         self._paused = threading.local()
+        self._tuners = threading.local()
         atexit.register(_quietly, self.write_counts)
 
     def note(self, key: Mapping[str, Any], describe: Callable[[], Mapping[str, Any]]) -> None:
@@ -105,6 +109,24 @@ class Recorder:
                 return function(*args, **kwargs)
             finally:
                 self._paused.depth -= 1
+
+        return call
+
+    @property
+    def tuner(self) -> Any:
+        """The autotuner whose ``run`` launches a kernel in this thread; None if none does."""
+        return getattr(self._tuners, "running", None)
+
+    def tuned(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run`` of an autotuner, which is :attr:`tuner` meanwhile."""
+
+        @functools.wraps(run)
+        def call(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            before, self._tuners.running = self.tuner, tuner
+            try:
+                return run(tuner, *args, **kwargs)
+            finally:
+                self._tuners.running = before
 
         return call
 
@@ -151,9 +173,10 @@ def _watch_run(module: ModuleType, class_name: str, recorder: Recorder) -> None:
 
 
 def _watch_autotuner(module: ModuleType, recorder: Recorder) -> None:
-    """Leave the trials of Triton's autotuner out."""
+    """Leave the trials of Triton's autotuner out, and see which autotuner launches a kernel."""
     tuner = module.Autotuner
     tuner._bench = recorder.paused(tuner._bench)
+    tuner.run = recorder.tuned(tuner.run)
 
 
 def _note_triton(
@@ -165,7 +188,6 @@ def _note_triton(
     bound = signature.bind_partial(*args, **keywords)
     bound.apply_defaults()
     values = bound.arguments
-    sizes = grid(dict(values)) if callable(grid) else grid
     code = function.__code__
     described = [
         _triton_argument(name, values.get(name), _is_constant(parameter))
@@ -174,19 +196,61 @@ def _note_triton(
     key = {
         "kernel": function.__name__,
         "file": code.co_filename,
-        "grid": ([int(size) for size in sizes] + [1, 1])[:3],
+        "grid": _sizes(grid, values, {}),
         "num_warps": options.get("num_warps"),
         "num_stages": options.get("num_stages"),
+        "options": {name: options[name] for name in _OPTIONS if options.get(name) is not None},
         # The values of scalars are left out: a step counter would make each launch a new one.
         "args": [{k: v for k, v in a.items() if k != "value"} for a in described],
     }
     bounds = {
         name: value for name, value in values.items() if _is_tensor(value) and _needs_bound(value)
     }
+    tuner = recorder.tuner
     recorder.note(
         key,
-        lambda: {"args": [_with_bound(a, bounds.get(a["name"])) for a in described]},
+        lambda: {
+            "args": [_with_bound(a, bounds.get(a["name"])) for a in described],
+            "configurations": quietly(_UNKNOWN, _configurations, tuner, kernel, values, grid) or [],
+        },
     )
+
+
+def _configurations(
+    tuner: Any, kernel: Any, values: Mapping[str, Any], grid: Any
+) -> list[dict[str, Any]]:
+    """The configurations that the autotuner of a launch chose from, each with its grid.
+
+    None are known if a heuristic between autotuner and kernel computes further constants, and of a
+    list that the program prunes only those that were timed.
+    """
+    if tuner is None or tuner.fn is not kernel:
+        return []
+    is_pruned = tuner.early_config_prune is not None or tuner.perf_model is not None
+    listed = list(getattr(tuner, "configs_timings", ())) if is_pruned else tuner.configs
+    chosen = getattr(tuner, "best_config", None)
+    return [
+        {**configuration, "chosen": config == chosen}
+        for config in listed
+        if (configuration := _configuration(config, values, grid)) is not None
+    ]
+
+
+def _configuration(config: Any, values: Mapping[str, Any], grid: Any) -> dict[str, Any] | None:
+    """Constants, options and grid of a configuration; None if a launch file cannot describe it."""
+    constants = dict(config.kwargs)
+    is_plain = all(isinstance(value, bool | int | float | str) for value in constants.values())
+    if config.pre_hook is not None or getattr(config, "ir_override", None) or not is_plain:
+        return None
+    names = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+    options = {name: value for name in names if (value := getattr(config, name, None)) is not None}
+    return {"constants": constants, "options": options, "grid": _sizes(grid, values, constants)}
+
+
+def _sizes(grid: Any, values: Mapping[str, Any], constants: Mapping[str, Any]) -> list[int]:
+    """Blocks of a launch in x, y and z."""
+    sizes = grid({**values, **constants}) if callable(grid) else grid
+    return ([int(size) for size in sizes] + [1, 1])[:3]
 
 
 def _is_constant(parameter: inspect.Parameter) -> bool:

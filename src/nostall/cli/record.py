@@ -44,7 +44,7 @@ def record(
     """
     with tempfile.TemporaryDirectory(prefix="nostall-") as scratch:
         log = Path(scratch) / "launches.jsonl"
-        code = _run(command, log)
+        code = run_recorded(command, log)
         written = write_launches(read_launches(log), folder, shlex.join(command))
     if format is Format.JSON:
         show_json([_document(launch, path, reason) for launch, path, reason in written])
@@ -54,8 +54,11 @@ def record(
         raise typer.Exit(code)
 
 
-def _run(command: list[str], log: Path) -> int:
-    """Run the program with the recorder; returns its exit code, 128 + N after signal N."""
+def run_recorded(command: list[str], log: Path) -> int:
+    """Run the program with the recorder; returns its exit code, 128 + N after signal N.
+
+    ``log``: the file of the launches, for :func:`.read_launches`.
+    """
     paths = [str(SHIM), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {**os.environ, FILE_VARIABLE: str(log), "PYTHONPATH": os.pathsep.join(paths)}
     sys.stdout.flush()

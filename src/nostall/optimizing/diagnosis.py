@@ -16,6 +16,9 @@ MIN_IDLE = 0.05
 """Share of a step in which the device does nothing from which CUDA graphs are tried."""
 MIN_STEPS = 10
 """Watched steps that a certificate needs."""
+MUCH_IDLE = 0.3
+"""The same from which they are tried before anything else."""
+GRAPHS = "CUDA graphs"
 NOSTALL = "back end nostall"
 GPU_NOT_MEASURED = "on GPUs this command is not yet measured"
 EVIDENCE = "1.10 to 2.34 on six models, H200 (docs/results/torch-compile.md)"
@@ -144,6 +147,8 @@ def diagnose(facts: Facts) -> list[Level]:
     """The levels of a program: those to try in their order, then advice."""
     levels = [*_compile_levels(facts), *_optimizer_levels(facts), *_layout_levels(facts)]
     levels.sort(key=lambda level: level.name == NOSTALL)  # it takes longest
+    if (facts.idle or 0.0) > MUCH_IDLE:
+        levels.sort(key=lambda level: level.name != GRAPHS)
     return [level for level in levels if level.change] + [
         *(level for level in levels if not level.change),
         *_advice(facts),
@@ -229,7 +234,7 @@ def _compile_levels(facts: Facts) -> list[Level]:
     )]  # fmt: skip
     if cuda:
         graphs = _level(
-            facts, "CUDA graphs", "compile", "reduce-overhead", minutes=1.5,
+            facts, GRAPHS, "compile", "reduce-overhead", minutes=1.5,
             result_class=results, expected="not measured",
             line=_written(line, 'mode="reduce-overhead"', f"{roots}; clone outputs that you keep"),
         )  # fmt: skip
@@ -255,8 +260,8 @@ def _no_graphs(facts: Facts) -> str:
         return "not tried with several ranks"
     if facts.idle is not None and facts.idle < MIN_IDLE:
         return f"the device is idle in only {facts.idle:.1%} of a step"
-    if (calls := facts.raw["calls"]) != 1:  # gradients that are added up lie in a graph's memory
-        return f"a step calls modules {calls} times; graphs are tried where it is once"
+    if (calls := facts.raw["calls"]) > 1:  # gradients that are added up lie in a graph's memory
+        return f"a step calls modules {calls} times with gradients; graphs are tried for one call"
     return ""
 
 

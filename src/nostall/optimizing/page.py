@@ -9,11 +9,10 @@ from typing import NamedTuple
 from markupsafe import Markup, escape
 
 from nostall.core.files.atomic import write_text_atomically
+from nostall.core.measurement import Comparison
 from nostall.optimizing.result import Attempt, Result, interval
-from nostall.report.html import render, svg_tag, svg_text
-
-# Pixels.
-WIDTH, LABEL_WIDTH, BAR_HEIGHT = 1280, 330, 30
+from nostall.report.html import render
+from nostall.report.units import Scale
 
 
 class _Bar(NamedTuple):
@@ -30,17 +29,24 @@ def write_page(result: Result, path: Path) -> Path:
     assert result.facts is not None
     raw = result.facts.raw
     final = result.together.comparison if result.kept and result.together else None
+    step = result.together.seconds[0] if result.together else result.facts.step_seconds
+    final_step = step / final.ratio if final else step
+    milliseconds = Scale("s", final_step)
     page = render(
         "program.html",
         command=shlex.join(result.command),
+        name=_name(result.command),
+        lead=_lead(result, final),
         device=raw["device"],
         gain=f"{final.ratio:.3f}×" if final else "",
-        gain_interval=interval(final) if final else "",
-        step=result.together.seconds[0] if result.together else result.facts.step_seconds,
+        gain_interval=_intervals(final) if final else "",
+        milliseconds=milliseconds,
+        step=step,
+        final_step=final_step,
         peak=f"{raw['peak_bytes'] / 2**30:.2f} GiB" if raw["peak_bytes"] else "",
         notes=result.notes,
         certificate=result.certificate,
-        waterfall=_waterfall(_bars(result)),
+        waterfall=_waterfall(_bars(result), milliseconds),
         lines=[attempt.level.line for attempt in result.kept],
         attempts=[_row(attempt) for attempt in result.attempts],
         levels=result.levels,
@@ -60,8 +66,13 @@ def write_page(result: Result, path: Path) -> Path:
 
 def _row(attempt: Attempt) -> dict[str, str]:
     c = attempt.proof.comparison if attempt.proof else None
+    reason = attempt.reason
+    if c is not None:  # the columns have the numbers
+        null = f"null [{c.null_low:.3f}, {c.null_high:.3f}]"
+        reason = reason.replace(f": {interval(c)}, {null}", " beyond the noise")
+        reason = reason.replace(f"{interval(c)} times as fast", "faster beyond the noise")
     return {
-        "name": attempt.level.name, "outcome": attempt.outcome, "reason": attempt.reason,
+        "name": attempt.level.name, "outcome": attempt.outcome, "reason": reason,
         "result_class": attempt.result_class, "gain": interval(c) if c else "–",
         "null": f"{c.null_low:.3f} to {c.null_high:.3f}" if c else "–",
     }  # fmt: skip
@@ -88,25 +99,42 @@ def _bars(result: Result) -> list[_Bar]:
     return bars
 
 
-def _waterfall(bars: list[_Bar]) -> Markup:
-    """One horizontal bar for each state; empty without bars."""
-    if not bars:
-        return Markup("")
-    room = WIDTH - LABEL_WIDTH - 130
-    longest = max(bar.high for bar in bars)
-    svg = [svg_tag(WIDTH, len(bars) * BAR_HEIGHT + 6, "seconds of a step, state by state")]
+def _waterfall(bars: list[_Bar], milliseconds: Scale) -> Markup:
+    """One horizontal bar for each state, as wide as its time; empty without bars."""
+    longest = max((bar.seconds for bar in bars), default=0.0)
+    rows = []
     for row, bar in enumerate(bars):
-        y, width = row * BAR_HEIGHT, room * bar.seconds / longest
-        low, high = (LABEL_WIDTH + room * end / longest for end in (bar.low, bar.high))
         style = "c-compute" if row in (0, len(bars) - 1) else "c-memory"
-        text = f"{1e3 * bar.seconds:.4g} ms"
-        svg += [
-            svg_text(LABEL_WIDTH - 8, y + 19, bar.name, "end", "label"),
-            f'<rect class="{style}" x="{LABEL_WIDTH}" y="{y + 4}" width="{width:.1f}" '
-            f'height="{BAR_HEIGHT - 8}"><title>{escape(bar.name)}: {text}</title></rect>',
-            svg_text(max(high, LABEL_WIDTH + width) + 8, y + 19, text, "start", "label"),
-        ]
-        if high > low:
-            middle = y + BAR_HEIGHT / 2
-            svg.append(f'<path class="mark" d="M{low:.1f} {middle}H{high:.1f}"/>')
-    return Markup("".join([*svg, "</svg>"]))
+        text = milliseconds(bar.seconds)
+        if bar.high > bar.low:
+            text += f" ({milliseconds.number(bar.low)} to {milliseconds.number(bar.high)})"
+        rows.append(
+            f'<div class="share"><span class="name">{escape(bar.name)}: {text}</span>'
+            f'<span class="track"><i class="{style}" style="width:{bar.seconds / longest:.2%}">'
+            "</i></span></div>"
+        )
+    return Markup(f'<div class="states">{"".join(rows)}</div>' if rows else "")
+
+
+def _name(command: list[str]) -> str:
+    """The command with the file name of its program alone; the page has the whole one, too."""
+    return shlex.join([Path(command[0]).name, *command[1:]])
+
+
+def _lead(result: Result, final: Comparison | None) -> str:
+    """The answer of the page in a sentence."""
+    if final is not None:
+        names = " and ".join(attempt.level.name for attempt in result.kept)
+        return f"{final.ratio:.3f}× as fast, measured on the whole step: {names}."
+    if not result.attempts:
+        return "Nothing was tried: the page shows what each level can gain at most."
+    tried = ", ".join(attempt.level.name for attempt in result.attempts)
+    return f"Nothing that was tried makes a step faster: {tried}. The program stays as it is."
+
+
+def _intervals(comparison: Comparison) -> str:
+    """The intervals of a ratio and of the original beside itself, in words."""
+    return (
+        f"95 % interval {comparison.low:.3f} to {comparison.high:.3f}; the original beside itself "
+        f"{comparison.null_low:.3f} to {comparison.null_high:.3f}"
+    )

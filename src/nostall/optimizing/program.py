@@ -19,6 +19,7 @@ from typing import Any
 from nostall.attach.program.channel import EVENTS, ORDERS
 from nostall.attach.program.start import VARIABLE
 from nostall.core.errors import BadInput
+from nostall.optimizing.device_time import traced
 
 SHIM = Path(__file__).resolve().parents[1] / "attach" / "start_shim"
 SCRATCH = "{scratch}"
@@ -107,12 +108,15 @@ class Program:
         return next((e["world"] for e in self.events if e["event"] == "watched"), 1)
 
     def wait_watched(self) -> Event:
-        """The event ``watched`` of rank 0, once all ranks have one; raises ProgramEnded."""
+        """The event ``watched`` of rank 0, once all ranks have one; raises ProgramEnded.
+
+        Its key ``trace`` has what the traced steps show: the file of the trace ends with the run.
+        """
         for _ in self._rounds():
             watched = {e["rank"]: e for e in self.events if e["event"] == "watched"}
             if 0 in watched and len(watched) >= watched[0]["world"]:
                 self.pid = watched[0]["process"]
-                return watched[0]
+                return {**watched[0], "trace": traced(watched[0])}
         raise AssertionError("the rounds end with an error")
 
     def ask(self, until: float, **order: Any) -> list[Event]:

@@ -1,9 +1,11 @@
-"""Export of a plan for torchtitan: its schedule as CSV, and settings with each stage's modules.
+"""Export of a pipeline plan: for torchtitan, and as text for ``torch.distributed.pipelining``.
 
 torchtitan 0.3 reads ``parallelism.pipeline_parallel_schedule_csv``, one row of actions per pipeline
 rank, and ``parallelism.module_fqns_per_model_part``, the names of each stage's modules.  It drops
 names that it does not find without an error (for a name inside a block, it drops the block), so
-plans that it cannot run are rejected here.
+plans that it cannot run are rejected here.  The text cuts the module by PyTorch's own tracing at
+the modules with which stages begin, runs one of its schedules, and checks a step against a single
+process.
 """
 
 from __future__ import annotations
@@ -11,13 +13,21 @@ from __future__ import annotations
 import csv
 import io
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from nostall.core.files.atomic import create_folder, write_text_atomically
 from nostall.parallel.errors import BadPlan
-from nostall.parallel.plan import Plan, Workload
+from nostall.parallel.plan import Plan, Policy, Workload
 from nostall.parallel.rank_schedule import rank_schedules
+
+_SCHEDULES: dict[Policy, str] = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+}
+"""Classes of ``torch.distributed.pipelining`` by the order that they run."""
 
 
 def export_torchtitan(workload: Workload, plan: Plan, folder: Path) -> tuple[Path, Path]:
@@ -71,6 +81,57 @@ def torchtitan_settings(workload: Workload, plan: Plan, table: str) -> dict[str,
     }
 
 
+def export_stages(workload: Workload, plan: Plan, path: Path) -> None:
+    """Write Python text that builds PyTorch's pipeline stages and schedule, with a check.
+
+    Raises :class:`BadPlan` if no schedule of PyTorch has the order of the plan, and for the plans
+    that :func:`export_torchtitan` rejects, but cuts inside a block are allowed.
+    """
+    write_text_atomically(path, stages_text(workload, plan), parents=True)
+
+
+def stages_text(workload: Workload, plan: Plan) -> str:
+    """The text of :func:`export_stages`."""
+    _check_supported(workload, plan, "torch.distributed.pipelining")
+    schedule = _SCHEDULES.get(plan.policy)
+    if schedule is None or plan.interleaved != (plan.policy == "interleaved"):
+        kind = "several stages" if plan.interleaved else "one stage"
+        raise BadPlan(
+            f"the plan has the order {plan.policy} with {kind} on a GPU, for which PyTorch has no "
+            f"schedule of its own; allowed are {', '.join(_SCHEDULES)} (interleaved with several): "
+            "give --policy, or run this plan with nostall launch"
+        )
+    layers = workload.profile.layers
+    split = [layers[stage.first].name for stage in plan.stages[1:]]
+    if again := [name for name in split if "#" in name]:
+        raise BadPlan(
+            f"a stage begins with {again[0]}, a later call of a module, where PyTorch's tracing "
+            "cannot cut; plan with --layers block, or run this plan with nostall launch"
+        )
+    ranks = _pipeline_ranks(plan)
+    if any(list(column) != sorted(column) for column in zip(*ranks, strict=True)):
+        raise BadPlan(
+            f"the stages are on GPUs {', '.join(map(str, ranks[:8]))}, and PyTorch numbers the "
+            "processes of a pipeline in ascending order; run this plan with nostall launch"
+        )
+    head = (
+        f"Pipeline of {workload.profile.name} in {len(plan.stages)} stages on "
+        f"{sum(map(len, ranks))} processes, by nostall."
+    )
+    values = {
+        "HEAD": head,
+        "WORLD": str(sum(map(len, ranks))),
+        "SCHEDULE": schedule,
+        "SPLIT": repr(split),
+        "GRID": repr([list(gpus) for gpus in ranks]),
+        "MICRO_BATCHES": str(workload.micro_batches),
+    }
+    text = (files(__package__) / "pipeline_template.txt").read_text(encoding="utf-8")
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", value)
+    return text
+
+
 def _pipeline_ranks(plan: Plan) -> list[tuple[int, ...]]:
     """The GPUs of each pipeline rank."""
     return list(dict.fromkeys(stage.gpus for stage in plan.stages))
@@ -100,13 +161,13 @@ def _top_module(layer: str) -> str:
     return ".".join(parts[: 2 if len(parts) > 1 and parts[1].isdigit() else 1])
 
 
-def _check_supported(workload: Workload, plan: Plan) -> None:
-    """Raise :class:`BadPlan` if torchtitan cannot run the plan."""
+def _check_supported(workload: Workload, plan: Plan, runner: str = "torchtitan") -> None:
+    """Raise :class:`BadPlan` if ``runner`` cannot run the plan."""
     if len(plan.stages) < 2:
-        raise BadPlan("the plan has one stage; torchtitan needs no schedule for data parallelism")
+        raise BadPlan(f"the plan has one stage; {runner} needs no schedule for data parallelism")
     if len({len(stage.gpus) for stage in plan.stages}) > 1:
         raise BadPlan(
-            f"the plan replicates its stages {plan.split}; torchtitan supports only equal "
+            f"the plan replicates its stages {plan.split}; {runner} supports only equal "
             "replication; plan with --planner even, or run it with nostall launch"
         )
     ranks = _pipeline_ranks(plan)
@@ -114,18 +175,18 @@ def _check_supported(workload: Workload, plan: Plan) -> None:
     rotation = [s % len(ranks) for s in range(len(plan.stages))]
     if len(plan.stages) % len(ranks) or rank_of_stage != rotation:
         raise BadPlan(
-            f"the stages are on pipeline ranks {rank_of_stage[:12]}; torchtitan assigns them in "
+            f"the stages are on pipeline ranks {rank_of_stage[:12]}; {runner} assigns them in "
             "rotation (0 1 0 1), the same number to each rank; run this plan with nostall launch"
         )
     replicas, samples = len(plan.stages[0].gpus), workload.micro_batch_samples
     if samples % replicas or workload.global_batch % samples:
         raise BadPlan(
             f"{workload.global_batch} samples in micro-batches of {samples} over {replicas} "
-            "replicas: torchtitan needs whole numbers of micro-batches and of samples per replica; "
+            f"replicas: {runner} needs whole numbers of micro-batches and of samples per replica; "
             "change --global-batch or --micro-batch"
         )
     if plan.recompute:
         raise BadPlan(
-            "the plan re-computes whole stages, torchtitan re-computes single layers; plan with "
+            f"the plan re-computes whole stages, which {runner} does not; plan with "
             "--no-recompute, or run this plan with nostall launch"
         )

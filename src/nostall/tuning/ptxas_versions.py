@@ -145,10 +145,10 @@ def compare_on_model(source: Source) -> CompareBinary:
     if source.launch is None:
         raise BadInput(f"{source.origin}: the SM model needs the launch; give --launch spec.toml")
     launch = source.launch
-    original_s = _modelled_s(source, launch)
+    original_s = modelled_s(source, launch)
 
     def compare(assembled: Source) -> tuple[float, bool, Kind]:
-        ratio = original_s / _modelled_s(assembled, launch)
+        ratio = original_s / modelled_s(assembled, launch)
         return ratio, ratio > 1.0, "modelled"
 
     return compare
@@ -169,8 +169,8 @@ def compare_on_device(device: Device, seed: int = 0) -> CompareBinary:
     return compare
 
 
-def _modelled_s(source: Source, launch: LaunchSpec) -> float:
-    """Modelled seconds of a launch."""
+def modelled_s(source: Source, launch: LaunchSpec) -> float:
+    """Seconds of a launch by the SM model."""
     program = Program.from_cubin(source.cubin)
     function = program.kernel(source.kernel)
     return SmModel(program, function, launch).evaluate([Schedule.from_function(function)])[0].value

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from importlib import resources
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Literal, get_args
 
 from pydantic import Field
@@ -51,6 +51,14 @@ class Gains(StrictModel):
             f"{SEARCHES[search]} gained {median(values):.3f}x in the median and {max(values):.3f}x "
             f"at most on {len(values)} kernels with {kind} (measured, {gpus})"
         ).replace("with no", "without")
+
+    def mean(self, search: Search, kind: Kind) -> float:
+        """Geometric mean of the gains of a kind."""
+        return geometric_mean(self.best[search][kind].values())
+
+    def largest(self, search: Search, kind: Kind) -> float:
+        """The largest gain of a kind."""
+        return max(self.best[search][kind].values())
 
 
 def load_gains() -> Gains:

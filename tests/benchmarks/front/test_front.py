@@ -7,12 +7,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 import pytest
 from benchmarks.front.headline import Headline
 from benchmarks.front.leads import lead_pictures, leads
 from benchmarks.front.levels import by_kernel, headlines
-from benchmarks.front.picture import FOLDER, pictures
+from benchmarks.front.picture import FOLDER, NARROW, pictures
 from benchmarks.harness.result_file import ROOT
 
 from benchmarks.front import measured_code
@@ -50,17 +51,31 @@ def test_the_pictures_are_what_the_command_writes() -> None:
     for name, text in pictures(headlines()).items():
         assert (FOLDER / name).read_text("utf-8") == text, RUN
         root = ElementTree.fromstring(text)
-        page = name.removeprefix("gains").rpartition("-")[0].removeprefix("-")
+        page = name.removeprefix("gains").rpartition("-")[0]
+        page = page.removesuffix(NARROW.suffix).removeprefix("-")
         shown = [h for h in headlines() if not page or h.page == f"{page}.md"]
         dots = [element for element in root.iter() if element.tag.endswith("circle")]
         assert len(dots) == sum(len(h.ratios) for h in shown) > 0
         assert all(h.label in root.attrib["aria-label"] for h in shown)
 
 
+def test_a_narrow_picture_has_the_same_dots_within_a_narrow_screen() -> None:
+    found = pictures(headlines())
+    wide, narrow = found["gains-light.svg"], found["gains-narrow-light.svg"]
+    assert (
+        wide.count("<circle") == narrow.count("<circle") == sum(len(h.ratios) for h in headlines())
+    )
+    assert NARROW.width <= 390
+    assert all(0 < float(x) < NARROW.width for x in re.findall(r'cx="([\d.]+)"', narrow))
+    assert all(escape(h.label) in narrow for h in headlines())
+    assert "narrow-dark.svg" in README.read_text("utf-8")
+
+
 def test_the_pictures_of_leads_are_what_the_command_writes() -> None:
     for name, text in lead_pictures().items():
         assert (FOLDER / name).read_text("utf-8") == text, RUN
-        lead = leads()[f"{name.removeprefix('gains-').rpartition('-')[0]}.md"]
+        page = name.removeprefix("gains-").rpartition("-")[0].removesuffix(NARROW.suffix)
+        lead = leads()[f"{page}.md"]
         dots = [e for e in ElementTree.fromstring(text).iter() if e.tag.endswith("circle")]
         assert len(dots) == sum(len(row.values) for row in lead.rows) > 0
         assert all(

@@ -204,6 +204,8 @@ def test_trials_of_an_autotuner_are_left_out(kernel: JITFunction, recorder: Reco
             call(kernel, Tensor((8,)), Tensor((8,)), 8, 1.0, 1, BLOCK=8)
             return "measured"
 
+        def run(self) -> None: ...
+
     module = ModuleType("triton.runtime.autotuner")
     module.Autotuner = Autotuner  # type: ignore[attr-defined]
     launch_recorder._watch_autotuner(module, recorder)
@@ -211,6 +213,112 @@ def test_trials_of_an_autotuner_are_left_out(kernel: JITFunction, recorder: Reco
     assert not Path(recorder.path).exists()
     call(kernel, Tensor((8,)), Tensor((8,)), 8, 1.0, 1, BLOCK=8)
     assert Path(recorder.path).read_text().count('"kernel"') == 1
+
+
+def test_compile_options_of_a_launch_make_it_another_one(
+    kernel: JITFunction, recorder: Recorder
+) -> None:
+    arguments = (Tensor((8,)), Tensor((8,)), 8, 1.0, 1)
+    for more in ({}, {"maxnreg": 64}, {"maxnreg": 64, "num_ctas": None}):
+        call(kernel, *arguments, BLOCK=8, KIND="a", **more)
+    recorder.write_counts()
+    limited, plain = read_launches(Path(recorder.path))
+    assert (limited.count, limited.options) == (2, {"maxnreg": 64})
+    assert (plain.count, plain.options) == (1, {})
+
+
+def config(block: int, **fields: Any) -> Any:
+    """A configuration with the fields of Triton's."""
+    values = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "pre_hook": None}
+    return SimpleNamespace(kwargs={"BLOCK": block, "KIND": "a"}, **{**values, **fields})
+
+
+class Tuner:
+    """An autotuner that chose its last configuration."""
+
+    def __init__(self, kernel: JITFunction, *configs: Any, **fields: Any) -> None:
+        self.fn, self.configs, self.best_config = kernel, list(configs), configs[-1]
+        self.early_config_prune = self.perf_model = None
+        vars(self).update(fields)
+
+    def run(self, *args: Any, grid: Any) -> str:
+        best = self.best_config
+        options = {**best.kwargs, "num_warps": best.num_warps, "num_stages": best.num_stages}
+        result: str = self.fn.run(*args, grid=grid, warmup=False, **options)
+        return result
+
+    def _bench(self) -> None: ...
+
+
+def tuned(recorder: Recorder, kernel: Any, *configs: Any, grid: Any, **fields: Any) -> Any:
+    """The recorded launch of an autotuned kernel."""
+    module = ModuleType("triton.runtime.autotuner")
+    module.Autotuner = watched = type("Autotuner", (Tuner,), {})  # type: ignore[attr-defined]
+    launch_recorder._watch_autotuner(module, recorder)
+    tuner = watched(kernel, *configs, **fields)
+    x = Tensor((1024,))
+    assert tuner.run(x, x, 1024, 1.0, 3, grid=grid) == "result" and recorder.tuner is None
+    (launch,) = read_launches(Path(recorder.path))
+    return launch
+
+
+def blocks(meta: Any) -> tuple[int]:
+    return (-(-meta["n"] // meta["BLOCK"]),)
+
+
+def test_configurations_of_an_autotuner_have_their_grids(
+    kernel: JITFunction, recorder: Recorder
+) -> None:
+    listed = (config(32), config(128, maxnreg=96), config(64, num_warps=8))
+    launch = tuned(recorder, kernel, *listed, grid=blocks)
+    assert [c.constants["BLOCK"] for c in launch.configurations] == [32, 128, 64]
+    assert [c.grid for c in launch.configurations] == [(32, 1, 1), (8, 1, 1), (16, 1, 1)]
+    assert [c.chosen for c in launch.configurations] == [False, False, True]
+    assert launch.configurations[1].options["maxnreg"] == 96
+    assert launch.launch == launch.launch_with(launch.own)
+    assert launch.launch.num_warps == 8 and launch.launch.grid == (16, 1, 1)
+
+
+def test_a_grid_that_depends_on_no_constant_is_that_of_each_configuration(
+    kernel: JITFunction, recorder: Recorder
+) -> None:
+    launch = tuned(recorder, kernel, config(32), config(64), grid=(5, 2))
+    assert [c.grid for c in launch.configurations] == [(5, 2, 1)] * 2
+
+
+def test_configurations_that_a_launch_cannot_describe_are_left_out(
+    kernel: JITFunction, recorder: Recorder
+) -> None:
+    listed = (config(32, pre_hook=print), config(16, ir_override="k.ttgir"), config(64))
+    launch = tuned(recorder, kernel, *listed, grid=blocks)
+    assert [c.constants["BLOCK"] for c in launch.configurations] == [64]
+
+
+def test_of_a_pruned_list_only_what_was_timed_is_noted(
+    kernel: JITFunction, recorder: Recorder
+) -> None:
+    listed = (config(32), config(64))
+    fields = {"early_config_prune": list, "configs_timings": [listed[1]]}
+    launch = tuned(recorder, kernel, *listed, grid=blocks, **fields)
+    assert [c.constants["BLOCK"] for c in launch.configurations] == [64]
+
+
+def test_with_a_heuristic_between_no_configurations_are_noted(
+    kernel: JITFunction, recorder: Recorder
+) -> None:
+    between = SimpleNamespace(run=kernel.run)
+    assert not tuned(recorder, between, config(32), config(64), grid=blocks).configurations
+
+
+def test_a_grid_that_fails_for_a_configuration_spoils_no_launch(
+    kernel: JITFunction, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def grid(meta: Any) -> tuple[int]:
+        return (1024 // (meta["BLOCK"] - 32),)
+
+    launch = tuned(recorder, kernel, config(32), config(64), grid=grid)
+    assert launch.launch.grid == (32, 1, 1) and not launch.configurations
+    assert "the configurations of a launch are not recorded" in capsys.readouterr().err
 
 
 def test_launches_by_the_driver(recorder: Recorder) -> None:

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from nostall.fusion.capture import capture  # noqa: E402
-from nostall.fusion.capture.left_to_pytorch import LEFT, NO_RULE  # noqa: E402
+from nostall.fusion.capture.left_to_pytorch import ATTENTION, LEFT, NO_RULE  # noqa: E402
 from nostall.fusion.capture.trace import decompositions  # noqa: E402
 from nostall.fusion.explain import (  # noqa: E402
     _CHANGES,
@@ -81,7 +81,7 @@ def test_the_most_expensive_refusal_comes_first_and_lines_name_everything() -> N
 
 
 @pytest.mark.parametrize(
-    "reason", [*sorted(set(LEFT.values())), NO_RULE, *(r for r, _ in _CHANGES)]
+    "reason", [*sorted(set(LEFT.values())), ATTENTION, NO_RULE, *(r for r, _ in _CHANGES)]
 )
 def test_every_reason_says_what_would_have_to_change(reason: str) -> None:
     assert Refusal(reason, "aten.op.default", 1, 0).change != "see the reason"

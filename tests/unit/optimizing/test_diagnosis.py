@@ -99,8 +99,12 @@ def test_without_gaps_no_graphs_and_with_several_calls_neither() -> None:
     levels = {level.name: level for level in diagnose(on_gpu(trace={"busy": 0.96}))}
     assert levels["CUDA graphs"].change is None and "only 4.0%" in levels["CUDA graphs"].reason
     assert levels["torch.compile"].change is not None
+    idle = diagnose(on_gpu(trace={"busy": 0.6, "without_compile": 0.4, "without_optimizer": 0.5}))
+    assert idle[0].name == "CUDA graphs" and diagnose(on_gpu())[0].name == "torch.compile"
     twice = {level.name: level for level in diagnose(on_gpu(calls=2))}
     assert "2 times" in twice["CUDA graphs"].reason
+    inference = {level.name: level for level in diagnose(on_gpu(calls=0))}
+    assert inference["CUDA graphs"].change is not None
 
 
 @pytest.mark.parametrize(
@@ -252,6 +256,7 @@ def test_the_page_shows_the_waterfall_and_escapes(tmp_path: Path) -> None:
     assert "a &lt;b&gt;.py" in page and "<b>" not in page
     for text in ("measured together", "+ fused optimiser", "1.200 [1.100, 1.300]", "833.3 ms"):
         assert text in page
+    assert "× as fast, measured on the whole step: fused optimiser.</p>" in page
     nothing = result()
     nothing.attempts = nothing.attempts[:1]
     assert "measured together" not in write_page(nothing, tmp_path / "b.html").read_text("utf-8")

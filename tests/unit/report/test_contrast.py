@@ -114,10 +114,15 @@ def test_a_line_of_a_plot_can_be_seen(line: str, mode: str) -> None:
     assert contrast(found[line], found["card"]) >= LEAST_OF_LINES
 
 
-def test_texts_of_the_sharding_picture_can_be_read() -> None:
-    behind = [*sharding_picture._COLOURS.values(), sharding_picture._OTHER, "#ffffff"]
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_texts_of_the_sharding_picture_can_be_read(mode: str) -> None:
+    behind = [*sharding_picture._COLOURS.values(), sharding_picture._OTHER]
     assert all(contrast("#000000", colour) >= LEAST for colour in behind)
-    assert contrast("#333", "#ffffff") >= LEAST
+    light, _, dark = sharding_picture._STYLE.partition("@media(prefers-color-scheme:dark)")
+    found = dict(re.findall(r"--(\w+):(#\w+)", light))
+    if mode == "dark":
+        found |= dict(re.findall(r"--(\w+):(#\w+)", dark))
+    assert all(contrast(found[name], found["paper"]) >= LEAST for name in ("ink", "soft"))
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])

@@ -44,7 +44,8 @@ class Compile:
                 root = root.module  # a copy of the wrapper would talk to the other ranks
             warm = RECORDED if self.graphs else 0
             raise_version_limit()
-            finding = check_module(root, calls.get(switch.number, ()), self._version, warm)
+            seen = calls.get(switch.number, ())
+            finding = check_module(root, seen, self._version, warm=warm)
             if not finding.refusal and not compiled_graphs():
                 finding = finding._replace(refusal="torch.compile finds nothing to compile in it")
             if finding.refusal:
@@ -124,8 +125,14 @@ def _nostall_reports() -> Sequence[Any]:
 def _with_own_outputs(version: Any) -> Any:
     """``version`` with copied outputs, because the next replay of a CUDA graph overwrites them."""
 
+    def refuse(value: Any) -> Any:
+        if not callable(value) and getattr(value, "__dict__", None):
+            kind = type(value).__name__
+            raise TypeError(f"an output is a {kind}, whose tensors the next replay overwrites")
+        return value
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        return map_tensors(version(*args, **kwargs), lambda tensor: tensor.clone())
+        return map_tensors(version(*args, **kwargs), lambda tensor: tensor.clone(), refuse)
 
     return call
 
@@ -194,7 +201,9 @@ class ChannelsLast:
             name = type(switch.root).__name__
             if name == "DistributedDataParallel":
                 return Finding(worst.result_class, f"{name} keeps gradients in the first layout")
-            finding = check_module(switch.root, calls.get(switch.number, ()), self._version)
+            seen = calls.get(switch.number, ())
+            # Dropout numbers elements in the order of memory, so that none has the same number.
+            finding = check_module(switch.root, seen, self._version, drops=False)
             if finding.refusal:
                 return finding._replace(refusal=f"{name}: {finding.refusal}")
             worst = max(worst, finding, key=Finding.rank)

@@ -273,7 +273,7 @@ class Session:
             "threads": torch.get_num_threads(),
             "steps": [(key, seconds) for key, seconds, _ in kept],
             "mean_seconds": seconds / len(kept),
-            "calls": next((key[-1] for key, number in self._keys.items() if number == counts), 0),
+            "calls": self._count_calls(counts),
             "parts": {p: [parts[p] for _, _, parts in kept] for p in PARTS},
             "period": self.borders.period,
             "step_is": self.borders.found,
@@ -293,6 +293,14 @@ class Session:
             "main_thread": threading.current_thread() is threading.main_thread(),
             "checksum": self._checksum(),
         }
+
+    def _count_calls(self, number: int) -> int:
+        """Calls with gradients in a step whose key has this number; of long steps, at most."""
+        key = next((key for key, known in self._keys.items() if known == number), (0,))
+        count = int(next(part for part in reversed(key) if type(part) is int))
+        noted = [part[1] for part in key if isinstance(part, tuple)]
+        with_gradients = sum(bool(has_gradients) for _, has_gradients in noted)
+        return count - len(noted) + with_gradients if with_gradients else 0
 
     def _obey(self, now: float) -> None:
         order = self.channel.new_order()

@@ -91,10 +91,14 @@ def current_autocast() -> tuple[str, Any] | None:
     return None
 
 
-def check_module(root: Any, calls: Sequence[Call], make: Make, warm: int = 0) -> Finding:
+def check_module(
+    root: Any, calls: Sequence[Call], make: Make, *, warm: int = 0, drops: bool = True
+) -> Finding:
     """Try the version that ``make`` gives on a copy of ``root`` and calls of the program.
 
     ``warm``: runs of each call before those that are compared, for versions that record first.
+    ``drops``: whether the version can draw the original's random numbers; else values are compared
+    without dropout, and then only how much two seeds differ.
     """
     usable = [call for call in calls if call.training == root.training]
     if not usable:
@@ -102,7 +106,7 @@ def check_module(root: Any, calls: Sequence[Call], make: Make, warm: int = 0) ->
     if any(type(m).__name__ == "SyncBatchNorm" for m in root.modules()):
         return Finding(CLASSES[0], "SyncBatchNorm talks to other ranks, so no copy can be tried")
     try:
-        return _Bench(root).check(usable, make, warm)
+        return _Bench(root).check(usable, make, warm, drops)
     except Exception as error:  # any error of a user's __deepcopy__, the compiler or its code
         return Finding(CLASSES[0], f"a changed copy fails, so nothing is proven: {_line(error)}")
     finally:
@@ -119,7 +123,25 @@ class _Bench:
         self.state = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self.shift = 0.0
 
-    def check(self, calls: Sequence[Call], make: Make, warm: int) -> Finding:
+    def check(self, calls: Sequence[Call], make: Make, warm: int, drops: bool) -> Finding:
+        dropouts = [] if drops else self._dropouts()
+        draws = any(self.run(self.module._call_impl, call).drew for call in calls)
+        for dropout, _ in dropouts:
+            dropout.p = 0.0
+        found = self._compared(calls, make, warm)
+        for dropout, share in dropouts:
+            dropout.p = share
+        if draws and not found.refusal:
+            reason = self._random(calls[0], make(self.module, False))
+            return Finding(CLASSES[2], reason, "the same numbers drawn: within rounding")
+        return found
+
+    def _dropouts(self) -> list[tuple[Any, float]]:
+        kind = self.torch.nn.modules.dropout._DropoutNd
+        return [(m, m.p) for m in self.module.modules() if isinstance(m, kind)]
+
+    def _compared(self, calls: Sequence[Call], make: Make, warm: int) -> Finding:
+        """Results of the version beside those of the original."""
         originals = [self.run(self.module._call_impl, call) for call in calls]
         if not all(original.outputs for original in originals):
             return Finding(CLASSES[0], "its outputs are objects in which no tensors are found")
@@ -149,9 +171,6 @@ class _Bench:
             kept += zip(changed.outputs, _copies(changed.outputs), strict=True)
         if any(not self.torch.equal(o, w.to(o.device)) for o, w in kept if not o.isnan().any()):
             return Finding(CLASSES[0], "a later call overwrites the outputs of an earlier one")
-        if drew:
-            reason = self._random(calls[0], make(self.module, False))
-            return Finding(CLASSES[2], reason, "the same numbers drawn: within rounding")
         return Finding(worst, detail=f"at most {largest:.2f} of the allowed distance")
 
     def _random(self, call: Call, version: Any) -> str:

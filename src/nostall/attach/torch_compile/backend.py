@@ -84,6 +84,8 @@ class _Graph:
 
     def compile(self) -> CompiledGraph:
         """Inductor's version, a stored selection, or a dispatcher that will select a version."""
+        if self.options.loss == "chunked":
+            self.versions.chunk_losses(self.module, forced=True)
         is_disabled = self.options.choose == "inductor"
         reason = "asked for" if is_disabled else unsupported_reason(self.module, self.inputs)
         if reason is not None:
@@ -128,9 +130,8 @@ class _Graph:
         # Objects that come from PyTorch's caches stay, so garbage collections, which would visit
         # all of PyTorch's objects, are pointless meanwhile.
         with garbage_collector.paused_then_promoted():
-            candidate = self.versions.compile_candidate(
-                clone_graph(self.module), self.inputs, selection
-            )
+            module = self.versions.rewritten(clone_graph(self.module), selection)
+            candidate = self.versions.compile_candidate(module, self.inputs, selection)
         self.report.state = "stitched"
         return candidate.run
 
@@ -166,7 +167,9 @@ class _Graph:
         report.comparison, report.kernels = record.comparison, len(record.kernels)
         report.state, report.earlier = record.version, list(record.earlier)
         kept = frozenset(record.kept_in_inductor)
-        selection = Selection(record.version, kept, record.regions, record.products_only)
+        selection = Selection(
+            record.version, kept, record.regions, record.products_only, record.whole_logits
+        )
         ranks.publish(report.graph, selection, store)
         return selection
 

@@ -15,6 +15,7 @@ Fallback = Literal["inductor", "eager"]
 KeepRule = Literal["faster", "all"]
 ProductScope = Literal["off", "measure"]
 AttentionScope = Literal["off", "measure"]
+LossScope = Literal["off", "measure", "chunked"]
 DEFAULT_TUNED_PLANS = 4
 """Fewer than the default of :class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner`, because
 the user's process waits for the tuning."""
@@ -50,6 +51,9 @@ class Options:
     # Calls of attention: all keep their masks, or the candidate keeps those calls whole that
     # PyTorch decomposes because of a mask that masks nothing or of the layout of an operand.
     attention: AttentionScope = "measure"
+    # Losses whose logits only they read: all keep them, the candidate computes them in chunks, or
+    # every version does, also where that takes longer.
+    loss: LossScope = "measure"
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))

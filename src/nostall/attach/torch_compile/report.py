@@ -30,6 +30,12 @@ class GraphReport:
     kernels: int = 0
     # What the candidate changes at calls of attention, one line for each reason.
     attention: list[str] = field(default_factory=list)
+    # Losses that the candidate computes without logits in memory, one line for each kind.
+    loss: list[str] = field(default_factory=list)
+    # The same for losses that all versions compute so, because it was asked for.
+    chunked: list[str] = field(default_factory=list)
+    # Calls of attention and losses that stay as they are, one line for each reason.
+    left: list[str] = field(default_factory=list)
     # Operators that are not part of a stitched kernel, counted by (reason, operator).
     not_fused: Counter[tuple[str, str]] = field(default_factory=Counter)
     # What keeps each of Inductor's graphs (forward, backward) from being fused further, as lines.
@@ -61,6 +67,11 @@ class GraphReport:
     # share the time of common processes; unused work of workers counts for the last graph.
     cpu_seconds: float = 0.0
 
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the candidate has other operators than the graph, before AOTAutograd."""
+        return bool(self.attention or self.loss)
+
     def add_seconds(self, activity: str, seconds: float) -> None:
         """Add wall time of an activity."""
         self.seconds[activity] = self.seconds.get(activity, 0.0) + seconds
@@ -83,7 +94,10 @@ class GraphReport:
     def explain(self) -> str:
         """The report: regions, calls that are not fused and why, the bytes that costs, and what
         would have to change."""
-        lines = [str(self), *(f"  {line}" for line in self.attention)]
+        lines = [str(self)]
+        if self.comparison is not None and self.comparison.memory:
+            lines.append(f"  {self.comparison.memory}")
+        lines += [f"  {line}" for line in (*self.attention, *self.loss, *self.chunked, *self.left)]
         for number, explanation in enumerate(self.explanations, 1):
             lines += [f"  graph {number} of Inductor: {explanation[0]}"]
             lines += [f"  {line}" for line in explanation[1:]]

@@ -36,7 +36,9 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Measuring": (
         "checks", "tolerance", "timing", "cold", "sanitizer", "rounds", "deadline", "try_steps",
     ),
-    "Several GPUs": ("workers", "scheduler", "nodes", "endpoint", "engine"),
+    "Several GPUs": (
+        "workers", "scheduler", "nodes", "endpoint", "engine", "compile", "capture",
+    ),
     "Kinds of work": ("kinds", "explain", "learn", "kind"),
     "Output": (
         "format", "quiet", "store", "record", "out_dir", "out_file", "gantt", "export", "picture",

@@ -85,6 +85,21 @@ TryOption = Annotated[
         "train by the fastest.",
     ),
 ]
+CompileOption = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Let Inductor compile what a rank computes between collectives; the first iteration "
+        "takes longer.",
+    ),
+]
+CaptureOption = Annotated[
+    bool,
+    typer.Option(
+        "--capture",
+        help="Run an iteration as one CUDA graph; where that is not possible, say why.",
+    ),
+]
 LogsOption = Annotated[
     Path | None,
     typer.Option(help="Folder for the ranks' output; default: it is kept only after a failure."),
@@ -108,6 +123,8 @@ def launch(
     nodes: NodesOption = 1,
     endpoint: EndpointOption = None,
     try_steps: TryOption = None,
+    compile: CompileOption = False,
+    capture: CaptureOption = False,
     logs: LogsOption = None,
     format: FormatOption = Format.TABLE,
     context: GivenContext = NO_CONTEXT,
@@ -117,6 +134,7 @@ def launch(
     torchrun's agent starts one process per GPU. Exit code 1 if `--check` finds a difference, 3 if
     a rank fails or hangs.
     """
+    err.print(f"nostall: trains by {plan}, {pluralize(steps, 'iteration')}")
     _check_options(engine, deadline, nodes, endpoint, try_steps)
     if try_steps is not None:
         listed_candidates(plan)
@@ -128,7 +146,9 @@ def launch(
 
     with working("loading PyTorch"):
         where, runner = resolve_device(device), cast("Engine", engine)
-    config = RunConfig(str(plan.resolve()), target, steps, where, runner, check, deadline)
+    config = RunConfig(
+        str(plan.resolve()), target, steps, where, runner, check, deadline, compile, capture
+    )
     from nostall.parallel.execute.launcher.launch import Nodes
 
     machines = Nodes(nodes, endpoint, plan.stem) if endpoint else Nodes()
@@ -143,6 +163,8 @@ def launch(
         out.print("the ranks of this machine are done; the machine of rank 0 prints the result")
         return
     _show(result, described, format, trials)
+    for note in result.notes:
+        err.print(f"note: {note}")
     if target != described.module and not check:
         err.print(_NOT_COMPARED.format(target=target))
     if not result.is_equal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, cast
@@ -23,7 +24,7 @@ from nostall.cli.planning.sharding import (
     plan_sharding_command,
 )
 from nostall.cli.terminal.compile_time import measured_compile_time
-from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err
+from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, show_table
 from nostall.cli.terminal.progress import stage_bar, working
 from nostall.core.errors import BadInput
 from nostall.core.text.suggest import unknown
@@ -39,12 +40,16 @@ from nostall.parallel.plan.workload import (
 )
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
 from nostall.parallel.planners.own_plan import (
+    Change,
+    OwnPlan,
     best_changes,
     own_workload,
-    parse_own_plan,
+    read_own_plans,
     stages_plan,
 )
 from nostall.parallel.profile import Profile, load_profile
+from nostall.parallel.torchtitan_export import export_stages
+from nostall.report.units import Scale
 
 _PYTHON_FILE = re.compile(r"\.py(:|$)")
 
@@ -128,7 +133,7 @@ MineOption = Annotated[
     typer.Option(
         metavar="TEXT",
         help="Predict a plan of your own, and the changes worth most, in place of a search: "
-        '"dp=2 pp=2 schedule=1F1B micro-batches=8".',
+        '"dp=2 pp=2 schedule=1F1B micro-batches=8", Megatron-LM\'s flags, or a file of these.',
     ),
 ]
 GpuMemoryOption = Annotated[
@@ -183,6 +188,8 @@ def plan(
     A pipeline plan has stages, GPUs, replication and micro-batch order. The planners sharding and
     automap cut tensors instead. Times of a plan are modelled.
     """
+    if not quiet:
+        err.print(f"nostall: plans {profile} on the GPUs of {cluster}")
     _check_options(planner, seconds)
     if mine is not None and planner in SHARDING_PLANNERS:
         refuse_options(context, ("mine",), "is for plans of stages; leave --planner out")
@@ -216,12 +223,17 @@ def plan(
         )
         return
     _refuse_unused(context, planner, module)
-    own = parse_own_plan(mine) if mine is not None else None
-    if own is not None:
+    gpus = load_cluster(cluster, gpu_memory)
+    plans = read_own_plans(mine, len(gpus), global_batch) if mine is not None else []
+    if plans:
         reason = "does not change a plan of your own (--mine); leave it out"
         refuse_options(context, _NOT_FOR_OWN, reason)
+        (_, own), *_ = plans
+        if own.global_batch not in (None, global_batch):
+            reason = f"is not --mine's --global-batch-size {own.global_batch}; leave one out"
+            refuse_options(context, ("global_batch",), reason)
+        global_batch = own.global_batch or global_batch
         micro_batch = max(1, global_batch // own.micro_batches)
-    gpus = load_cluster(cluster, gpu_memory)
     profiling = _ModuleProfiling(micro_batch, layers, device, quiet)
     workload = Workload(
         _measure(module, profiling) if module else load_profile(Path(profile)),
@@ -232,10 +244,10 @@ def plan(
         weight_gradient_share,
         fractions,
     )
-    if own is not None:
-        workload = own_workload(workload, own)
-        evaluation = evaluate_plan(workload, stages_plan(workload, own), "yours")
-        changes = best_changes(workload, own)
+    if plans:
+        evaluation, changes = _evaluate_own(workload, plans, format)
+        if export is not None:
+            export_stages(evaluation.workload, evaluation.plan, export)
         write_and_show(evaluation, out_file, gantt, format, module, changes)
         return
     effort = Effort.for_workload(
@@ -250,7 +262,26 @@ def plan(
             f"the time limit of {effort.seconds:g} s ended the planning; the plan is the best so "
             f"far, and --seconds {2 * effort.seconds:.0f} searches longer"
         )
+    if export is not None:
+        export_stages(workload, evaluation.plan, export)
     write_and_show(evaluation, out_file, gantt, format, module)
+
+
+def _evaluate_own(
+    workload: Workload, plans: Sequence[tuple[str, OwnPlan]], format: Format
+) -> tuple[PlanEvaluation, list[Change]]:
+    """The fastest of the user's own plans, and its changes; prints the times of several."""
+    found = []
+    for text, own in plans:
+        fitted = own_workload(workload, own)
+        evaluation = evaluate_plan(fitted, stages_plan(fitted, own), "yours")
+        found.append((evaluation, own, text))
+    best, own, _ = min(found, key=lambda each: each[0].timeline.iteration_s)
+    if len(found) > 1 and format is not Format.JSON:
+        time = Scale("s", best.timeline.iteration_s)
+        rows = [(text, time(each.timeline.iteration_s)) for each, _, text in found]
+        show_table("your plans, modelled; the fastest follows", ("plan", "iteration"), rows)
+    return best, best_changes(best.workload, own)
 
 
 def _check_options(planner: str, seconds: float | None) -> None:

@@ -125,7 +125,7 @@ ExportOption = Annotated[
     Path | None,
     typer.Option(
         help="Write Python text that gives a module the placements with PyTorch's "
-        "parallelize_module (planners sharding and automap)."
+        "parallelize_module (planners sharding and automap), or its pipeline stages and schedule."
     ),
 ]
 PictureOption = Annotated[
@@ -134,7 +134,7 @@ PictureOption = Annotated[
         help="Write an SVG picture of the graph with placements (planners sharding and automap)."
     ),
 ]
-ONLY_FOR_SHARDING = ("mesh", "hardware", "export", "picture")
+ONLY_FOR_SHARDING = ("mesh", "hardware", "picture")
 _NOT_FOR_SHARDING = (
     "gantt", "evaluations", "recompute", "weight_gradient_share", "layers", "device",
     "fractions",

@@ -15,7 +15,7 @@ from nostall.parallel.errors import BadPlan
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import POLICIES, Policy
 from nostall.parallel.plan_file import load_plan, load_planned_module
-from nostall.parallel.torchtitan_export import export_torchtitan
+from nostall.parallel.torchtitan_export import export_stages, export_torchtitan
 
 
 def simulate(
@@ -28,6 +28,12 @@ def simulate(
     torchtitan: Annotated[
         Path | None,
         typer.Option(help="Write schedule.csv and settings for torchtitan to this folder."),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write Python text that builds PyTorch's pipeline stages and their schedule."
+        ),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -42,5 +48,7 @@ def simulate(
         loaded = replace(loaded, policy=cast(Policy, policy), in_flight=None)
     if torchtitan is not None:
         export_torchtitan(workload, loaded, torchtitan)
+    if export is not None:
+        export_stages(workload, loaded, export)
     evaluation = evaluate_plan(workload, loaded, planner)
     write_and_show(evaluation, out_file, gantt, format, load_planned_module(plan))

@@ -133,13 +133,13 @@ def simulate_trace(
         show_json(_document(model, settings, seed, rate, results, choices))
         return
     columns = [f"{name}, read once" if once else name for name, once in choices]
+    if are_equal(results[:: 1 + read_once]):
+        out.print(equal_remark(draft_tokens))
     _print(trace, model, results, columns)
     if requests is not None and len(given) < requests:
         out.print(f"{trace.name} has {len(given):,} requests, so all were taken")
     if read_once and results[0] == results[1]:
         out.print(UNSHARED_REMARK.format(fewest=READ_ONCE_SEQUENCES))
-    if are_equal(results[:: 1 + read_once]):
-        out.print(equal_remark(draft_tokens))
 
 
 def _simulate(

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import zip_longest
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -173,8 +174,36 @@ class PlainConsole(OutputConsole):
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As :meth:`rich.console.Console.print`, for plain text."""
-        super().print(*(_plain(item) for item in objects), **options)
+        """As :meth:`rich.console.Console.print`, for plain text.
+
+        A terminal gets long sentences in lines that end between words.  Files and pipes get each
+        sentence as one line.
+        """
+        width = self.width if self.is_terminal else 0
+        super().print(*(_wrapped(_plain(item), width) for item in objects), **options)
+
+
+_WHOLE = re.compile(r"\s|(?:[\w ]+: +)?(?:nostall|python|torchrun) ")
+"""Begin of lines that stay whole: rows, source text, and commands, which are to be copied."""
+_LABEL = re.compile(r"[\w ]+: {2,}")
+"""A label before a sentence, whose further lines begin below its first word."""
+
+
+def _wrapped(item: Any, width: int) -> Any:
+    """A text whose sentences have at most ``width`` cells a line; 0: any number."""
+    if not isinstance(item, str) or width <= 0:
+        return item
+    lines = []
+    for line in item.split("\n"):
+        if cell_len(line) <= width or _WHOLE.match(line):
+            lines.append(line)
+            continue
+        label = _LABEL.match(line)
+        lines += wrap(
+            line, width, subsequent_indent=" " * (label.end() if label else 0),
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return "\n".join(lines)
 
 
 def _plain(item: Any) -> Any:

@@ -72,6 +72,11 @@ def start_run(
     settings = complete(source)
     if kernel_input.assemblers:
         source = assemble_fastest(source, settings)
+    return create_run(source, settings, out_dir)
+
+
+def create_run(source: Source, settings: Settings, out_dir: Path | None) -> TuneRun:
+    """Create a run directory for a compiled kernel: ``out_dir``, or a new one in ``runs``."""
     if out_dir is not None and (out_dir / "run.json").exists():
         raise BadRun(
             f"{out_dir} already holds a run; continue it with `{resume_command(out_dir)}`, or "

@@ -43,9 +43,16 @@ from nostall.cli.terminal.interruption import Interruption
 from nostall.cli.terminal.progress import SearchProgress
 from nostall.cli.tuning.checks import check_files, check_limits, check_settings
 from nostall.cli.tuning.output import show_result
+from nostall.cli.tuning.program import (
+    PROGRAM_OPTIONS,
+    PROGRAM_REFUSAL,
+    ProgramInput,
+    tune_program,
+)
 from nostall.cli.tuning.runs import (
     KernelInput,
     TuneRun,
+    create_run,
     discard_if_empty,
     kept_after_interrupt,
     reopen_run,
@@ -158,7 +165,15 @@ _RESUMED = ("workers", "scheduler", "store")
 _MEASURED = {"objective": "gpu", "out_dir": None, "recording": None}
 """Parameter -> its value in the command that measures what was replayed or built."""
 
-TargetArgument = Annotated[str | None, typer.Argument(help=TARGET_HELP)]
+TargetArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help=f"{TARGET_HELP} path.py alone is a program: it is run, and all its kernels are tuned."
+    ),
+]
+ProgramArgument = Annotated[
+    list[str] | None, typer.Argument(help="Arguments of a program, after `--`.")
+]
 StrategyOption = Annotated[
     str | None,
     typer.Option(
@@ -255,6 +270,7 @@ RecordingOption = Annotated[
 
 def tune(
     target: TargetArgument = None,
+    arguments: ProgramArgument = None,
     kernel: KernelOption = None,
     launch: LaunchOption = None,
     arch: ArchOption = None,
@@ -289,8 +305,18 @@ def tune(
 
     The verifier checks the result; if it is unsafe or no faster, the original is kept. Ctrl-C ends
     the search and keeps the best candidate so far.
+
+    A program (`app.py`) is run and its kernels are recorded; `--seconds` is then one budget, which
+    is divided by their shares of the time and by the gains measured for their kinds.
     """
     check_limits(seconds, evaluations)
+    is_program = target is not None and target.endswith(".py") and resume is None
+    if is_program and objective is None:
+        objective = "gpu"
+    if arguments and not is_program:
+        raise BadInput(
+            f"{shlex.join(arguments)}: arguments are for a program, path.py; leave them out"
+        )
     if recording is not None and objective is None:
         objective = "recorded"
     if resume is not None:
@@ -322,7 +348,7 @@ def tune(
             has_policy=policy is not None,
             is_distributed=scheduler is not None or (workers or 1) > 1,
         )
-        chosen_strategy, chosen_objective = choose(has_ptx=strategy == ASSEMBLER)
+        chosen_strategy, chosen_objective = choose(has_ptx=strategy == ASSEMBLER or is_program)
         settings = Settings(
             chosen_strategy,
             seed,
@@ -344,6 +370,13 @@ def tune(
             anneal_share=0.0 if record is not None else Settings.anneal_share,
         )
         check_settings(settings, scheduler)
+        if is_program:
+            assert target is not None
+            refuse_all_but(context, PROGRAM_OPTIONS, PROGRAM_REFUSAL)
+            output = _Output(format, quiet)
+            program = ProgramInput((target, *(arguments or ())), arch, out_dir, format, quiet)
+            tune_program(program, settings, partial(_tune_one, store=store, output=output))
+            return
 
         def complete(source: Source) -> Settings:
             """The settings with the strategy and the objective for this source."""
@@ -388,29 +421,8 @@ def _tune(
     from nostall.tuning.assembler.recipes.recording import record_run
 
     run, source, settings = tune_run.run, tune_run.source, tune_run.settings
-    is_shown = output.format is Format.TABLE and not output.quiet
-    bar = SearchProgress(settings.budget, enabled=is_shown)
-    notice = "ending the search; the best schedule is verified now (Ctrl-C again leaves at once)"
-    with (
-        discard_if_empty(run, is_new=not resume),
-        run,
-        measured_compile_time() as compilation,
-    ):
-        if resume:
-            limits = {"seconds": settings.seconds, "evaluations": settings.evaluations}
-            run.restart({**run.record.settings, **limits, "workers": settings.workers})
-        try:
-            with (
-                open_search(source, settings, scheduler, run.path / LOG_FOLDER) as (search, device),
-                bar,
-                Interruption(notice) as interruption,
-            ):
-                observers: list[Observer] = [bar, interruption]
-                result = _run_search(tune_run, search, device, observers, resume=resume)
-                info = device.info if device else None
-                row = store_gain(source, settings, result, info, store)
-        except KeyboardInterrupt as error:
-            raise kept_after_interrupt(run) from error
+    with measured_compile_time() as compilation:
+        result, row = _search(tune_run, scheduler, store, output, resume=resume)
     try:
         if output.record is not None:
             record_run(run, source).write(output.record)
@@ -424,6 +436,44 @@ def _tune(
             f"{NOMINAL_TFLOPS:g} TFLOPS"
         )
     show_result(tune_run, result, page, row, output.format, output.resumed)
+
+
+def _tune_one(
+    source: Source, settings: Settings, folder: Path | None, store: bool | None, output: _Output
+) -> tuple[TuningResult, Path]:
+    """Search one kernel of a program; returns the result and the run directory."""
+    from nostall.report.tune.page import write_report
+
+    tune_run = create_run(source, settings, folder)
+    result, _ = _search(tune_run, None, store, output, resume=False)
+    write_report(tune_run.run.path)
+    return result, tune_run.run.path
+
+
+def _search(
+    tune_run: TuneRun, scheduler: str | None, store: bool | None, output: _Output, *, resume: bool
+) -> tuple[TuningResult, Row | None]:
+    """Run the search and record a gain in the store."""
+    run, source, settings = tune_run.run, tune_run.source, tune_run.settings
+    is_shown = output.format is Format.TABLE and not output.quiet
+    bar = SearchProgress(settings.budget, enabled=is_shown)
+    notice = "ending the search; the best schedule is verified now (Ctrl-C again leaves at once)"
+    with discard_if_empty(run, is_new=not resume), run:
+        if resume:
+            limits = {"seconds": settings.seconds, "evaluations": settings.evaluations}
+            run.restart({**run.record.settings, **limits, "workers": settings.workers})
+        try:
+            with (
+                open_search(source, settings, scheduler, run.path / LOG_FOLDER) as (search, device),
+                bar,
+                Interruption(notice) as interruption,
+            ):
+                observers: list[Observer] = [bar, interruption]
+                result = _run_search(tune_run, search, device, observers, resume=resume)
+                info = device.info if device else None
+                return result, store_gain(source, settings, result, info, store)
+        except KeyboardInterrupt as error:
+            raise kept_after_interrupt(run) from error
 
 
 def _run_search(

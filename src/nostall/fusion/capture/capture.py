@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from nostall.fusion.capture import left_to_pytorch
 from nostall.fusion.capture.call import Call, Unsupported, Value, dtype_name
 from nostall.fusion.capture.lowering import RULES
-from nostall.fusion.capture.memory import mutated_tensors
+from nostall.fusion.capture.memory import draws_random_numbers, mutated_tensors
 from nostall.fusion.capture.randomness import SEEDS
 from nostall.fusion.capture.reduction_rules import SOFTMAX_STATISTICS
 from nostall.fusion.errors import BadCapture, BadGraph
@@ -278,14 +278,17 @@ def _lower(
     schema = getattr(node.target, "_schema", None)
     if schema is not None and schema.is_mutable:
         raise Unsupported("changes a tensor in place")
+    reason = left_to_pytorch.reason(node.target)
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        reason = left_to_pytorch.reason(node.target)  # attention says more than its dropout does
-        raise Unsupported("random numbers" if reason == left_to_pytorch.NO_RULE else reason)
+        if rule is None and reason != left_to_pytorch.NO_RULE:
+            raise Unsupported(reason)  # says more than a tag, which may be of dropout that is off
+        if draws_random_numbers(node.target, node.args, node.kwargs):
+            raise Unsupported("random numbers")
     results = _meta(node)
     for value in results if isinstance(results, (tuple, list)) else [results]:
         _check_tensor(value, sizes)
     if rule is None:
-        raise Unsupported(left_to_pytorch.reason(node.target))
+        raise Unsupported(reason)
     operands = [operand for operand in node.all_input_nodes if not _is_size(operand)]
     for operand in operands:
         if operand in mutated:

@@ -8,6 +8,8 @@ of nostall's operators, and has no rule yet.
 from __future__ import annotations
 
 NO_RULE = "unsupported operator"
+ATTENTION = "attention, for fused attention kernels"
+"""Reason of all operators with this word in their names."""
 LISTS = "list of tensors, such as an optimiser's: not for kernels of regions"
 """Reason of ``_foreach_*``; :mod:`nostall.fusion.lists` has the kernels over lists."""
 
@@ -16,14 +18,6 @@ _NAMES: dict[str, str] = {
         "mm addmm baddbmm bmm dot vdot mv addmv addbmm convolution convolution_backward linear "
         "_convolution _scaled_mm _grouped_mm _scaled_grouped_mm _int_mm _trilinear addr "
         "cudnn_convolution mkldnn_convolution slow_conv2d_forward _slow_conv2d_forward"
-    ),
-    "attention, for fused attention kernels": (
-        "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
-        "_scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu "
-        "_scaled_dot_product_flash_attention_backward _scaled_dot_product_cudnn_attention_backward "
-        "_scaled_dot_product_efficient_attention_backward _flash_attention_forward "
-        "_scaled_dot_product_fused_attention_overrideable _efficient_attention_forward "
-        "_scaled_dot_product_flash_attention_for_cpu_backward"
     ),
     "scan: each result depends on the one before": (
         "cumsum cumprod cummax cummin logcumsumexp _cummax_helper _cummin_helper"
@@ -92,4 +86,6 @@ def reason(target: object) -> str:
     """Why no kernel computes a call without a lowering rule."""
     parts = str(target).split(".")
     name = parts[1] if len(parts) > 1 else ""
+    if "attention" in name:
+        return ATTENTION
     return LISTS if name.startswith("_foreach_") else LEFT.get(name, NO_RULE)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nostall.parallel.execute.communication.slow_links import SlowLinks
+from nostall.parallel.execute.parts.captured_steps import CapturedSteps
 from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.engine_part import EnginePart
 from nostall.parallel.execute.parts.hybrid_part import HybridPart
@@ -42,6 +43,10 @@ class RunOptions:
     deadline: float | None = None
     """Longest wait for another rank within an iteration, in seconds; None for torch's default
     timeout of new process groups."""
+    compile: bool = False
+    """Whether Inductor compiles what a rank computes between collectives."""
+    capture: bool = False
+    """Whether a step is one CUDA graph."""
 
     @property
     def part(self) -> PartOptions:
@@ -105,7 +110,13 @@ def _reference(job: Job, dtype: torch.dtype, options: RunOptions) -> Reference |
 def _run(job: Job, part: Part, options: RunOptions, reference: Reference | None) -> RunResult:
     if reference is not None:
         check_deterministic(part.random_operators)
-    result = train(job, part, options.steps, options.device, RunResult(part.engine), reference)
-    result.collectives = dict(part.collectives)
+    if options.compile:
+        part.compile()
+    run = CapturedSteps(part, options.device) if options.capture else part
+    result = RunResult(part.engine)
+    result = train(job, part, run, options.steps, options.device, result, reference)
+    result.collectives, result.notes = dict(part.collectives), list(part.notes)
+    if isinstance(run, CapturedSteps):
+        run.close()
     part.close()
     return result

@@ -33,6 +33,10 @@ class RunConfig:
     """Whether to train in a single process, too, and compare losses and gradients."""
     deadline: float
     """Longest wait for another rank, in seconds."""
+    compile: bool = False
+    """Whether Inductor compiles what a rank computes between collectives."""
+    capture: bool = False
+    """Whether a step is one CUDA graph."""
 
 
 @dataclass
@@ -58,6 +62,8 @@ class RunResult:
     """The same for the losses."""
     collectives: dict[str, int] = field(default_factory=dict)
     """Collectives of a step by kind, of a sharding plan; empty for a pipeline plan."""
+    notes: list[str] = field(default_factory=list)
+    """What is not compiled or not captured on rank 0, with the reason."""
 
     @property
     def is_equal(self) -> bool:

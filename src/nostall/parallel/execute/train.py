@@ -7,6 +7,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
+from nostall.parallel.execute.parts.captured_steps import CapturedSteps
 from nostall.parallel.execute.parts.part import Part
 from nostall.parallel.execute.reference import Reference, make_optimizer
 from nostall.parallel.execute.run_config import RunResult
@@ -16,12 +17,16 @@ from nostall.parallel.module.job import Job, to_device
 def train(
     job: Job,
     part: Part,
+    run: Part | CapturedSteps,
     steps: int,
     device: torch.device,
     result: RunResult,
     reference: Reference | None,
 ) -> RunResult:
-    """Run iterations of the part's batch size and complete the result; every rank calls this."""
+    """Run iterations of the part's batch size and complete the result; every rank calls this.
+
+    ``run`` has the part's steps, captured or not.
+    """
     optimizer = make_optimizer(
         job, [p for name, p in part.parameters.items() if name in part.trained]
     )
@@ -30,19 +35,18 @@ def train(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     for number in range(steps):
-        batch = job.batch(number, part.samples)
-        inputs, targets = to_device(job.take(batch, torch.tensor(own, dtype=torch.long)), device)
+        inputs, targets = to_device(job.own_batch(number, part.samples, own), device)
         _synchronize(device)
         dist.barrier()
         start = perf_counter()
-        loss = part.step(inputs, targets, part.samples)
+        loss = run.step(inputs, targets, part.samples)
         result.launch_seconds.append(perf_counter() - start)
         _synchronize(device)
         result.seconds.append(perf_counter() - start)
         dist.all_reduce(loss)
         result.losses.append(float(loss))
         if reference is not None:
-            expected = reference.step(*batch)
+            expected = reference.step(*job.batch(number, part.samples))
             result.reference_losses.append(expected)
             error = reference.gradient_error(part.whole_gradients())
             worst_gradient = max(worst_gradient, error)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,9 +51,10 @@ class Job:
     """Function of (output, targets) that returns a scalar."""
     reduction: Literal["mean", "sum"] = "mean"
     """Whether the loss is a mean or a sum over samples."""
-    batches: Callable[[int], tuple[Any, Any]] | None = None
-    """Function of the iteration's number that returns (inputs, targets) of the whole iteration;
-    None repeats the example batch."""
+    batches: Callable[..., tuple[Any, Any]] | None = None
+    """Function of the iteration's number that returns (inputs, targets) of the whole iteration, or
+    of that number and a list of places in the iteration, with the samples of these places only:
+    each rank then reads its own.  None repeats the example batch."""
     optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None = None
     """Function that creates the optimiser of some parameters; None for SGD with rate 0.01."""
 
@@ -108,6 +110,8 @@ class Job:
         """
         if self.batches is None:
             return self.example_batch(samples)
+        if self._takes_places:
+            return self.own_batch(step, samples, range(samples))
         inputs, targets = self.batches(step)
         actual = count_samples((inputs, targets))
         if actual != samples:
@@ -116,6 +120,42 @@ class Job:
                 "batch; plan with --global-batch as large as the batches are"
             )
         return inputs, targets
+
+    def own_batch(self, step: int, samples: int, places: Sequence[int]) -> tuple[Any, Any]:
+        """The samples at some places of an iteration of ``samples`` samples.
+
+        Only these are made, unless ``batches`` knows whole iterations only.
+        """
+        if self.batches is None or (not places and all(self.batched_leaves)):
+            numbers = torch.tensor(list(places), dtype=torch.long)
+            return self.take((self.inputs, self.targets), numbers % self.samples)
+        if not self._takes_places:
+            return self.take(self.batch(step, samples), torch.tensor(list(places)).long())
+        # Without places of its own, a rank reads what has no samples beside one sample.
+        asked = list(places) or [0]
+        found = self.batches(step, asked)
+        actual = count_samples(found)
+        if actual != len(asked):
+            raise BadModel(
+                f"batches({step}, places) has {actual} samples for {len(asked)} places; return one "
+                "sample for each place"
+            )
+        return self.take(found, slice(len(places)))
+
+    @cached_property
+    def _takes_places(self) -> bool:
+        """Whether ``batches`` needs a second argument."""
+        try:
+            given = inspect.signature(self.batches).parameters if self.batches else {}
+        except (TypeError, ValueError):  # a function of C
+            return False
+        return (
+            sum(
+                p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+                for p in given.values()
+            )
+            > 1
+        )
 
     def example_batch(self, samples: int) -> tuple[Any, Any]:
         """Inputs and targets of the example batch, repeated or truncated to ``samples`` samples."""

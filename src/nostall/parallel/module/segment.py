@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves
 
+from nostall.parallel.module.compilation import Compiled
 from nostall.parallel.module.graph import TracedJob
 from nostall.parallel.module.job import Job
 
@@ -38,6 +39,8 @@ class Segment:
     """The received tensors that the function reads."""
     computed: tuple[str, ...]
     """The sent tensors that the function computes; ``("loss",)`` in the last segment."""
+    compiled_function: Compiled | None = None
+    """What is called in the place of ``function``."""
 
     def __call__(
         self, received: dict[str, torch.Tensor], inputs: Any, targets: Any
@@ -48,10 +51,14 @@ class Segment:
             tensor if tensor.dtype is dtype else tensor.to(dtype)
             for tensor, dtype in zip(self.own, self.dtypes, strict=True)
         )
-        values = self.function(
+        values = (self.compiled_function or self.function)(
             *own, *(leaves[i] for i in self.leaves), *(received[name] for name in self.used)
         )
         return dict(zip(self.computed, values, strict=True))
+
+    def compiled(self, note: Callable[[str], None]) -> Segment:
+        """The segment with a compiled function; ``note`` is told why if it cannot be compiled."""
+        return replace(self, compiled_function=Compiled(self.function, note))
 
 
 def make_segment(

@@ -2,8 +2,8 @@
 
     dp=2 pp=2 schedule=1F1B micro-batches=8
 
-Stages have equal numbers of layers on consecutive GPUs, replicas next to each other, as Megatron-LM
-places them.
+A plan may also be Megatron-LM's flags, and a file may have several lines.  Stages have equal
+numbers of layers on consecutive GPUs, replicas next to each other, as Megatron-LM places them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from nostall.core.text.suggest import unknown
 from nostall.parallel.errors import BadPlan
@@ -29,6 +30,30 @@ SCHEDULES: dict[str, Policy] = {
 }
 """Policies by the names of Megatron-LM and of torch, in lower case."""
 KEYS = ("dp", "tp", "pp", "vp", "schedule", "micro-batches")
+MEGATRON = {
+    "--tensor-model-parallel-size": "tp",
+    "--pipeline-model-parallel-size": "pp",
+    "--context-parallel-size": "cp",
+    "--expert-model-parallel-size": "ep",
+    "--num-virtual-stages-per-pipeline-rank": "vp",
+    "--num-layers-per-virtual-pipeline-stage": "layers of a chunk",
+    "--num-layers": "layers",
+    "--micro-batch-size": "micro-batch",
+    "--global-batch-size": "batch",
+}
+"""Flags of Megatron-LM whose numbers are read, with short names."""
+_UNPRICED = {"tp": "tensor", "cp": "context", "ep": "expert"}
+_WITHOUT_EFFECT = (
+    "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--num-query-groups",
+    "--kv-channels", "--seq-length", "--max-position-embeddings", "--vocab-size",
+    "--make-vocab-size-divisible-by", "--lr", "--min-lr", "--lr-decay-style", "--lr-warmup-iters",
+    "--lr-decay-iters", "--weight-decay", "--clip-grad", "--adam-beta1", "--adam-beta2",
+    "--init-method-std", "--seed", "--train-iters", "--train-samples", "--data-path", "--split",
+    "--tokenizer-type", "--tokenizer-model", "--vocab-file", "--merge-file", "--save", "--load",
+    "--save-interval", "--eval-interval", "--eval-iters", "--log-interval", "--tensorboard-dir",
+    "--bf16", "--fp16", "--distributed-backend",
+)  # fmt: skip
+"""Flags of the model, which the profile knows, and of what a step's time does not depend on."""
 _OTHER_POLICIES: tuple[Policy, ...] = ("1f1b", "pb", "zero-bubble", "gpipe")
 _LEAST_GAIN = 1.005
 """Changes that promise less are not named."""
@@ -44,6 +69,8 @@ class OwnPlan:
     micro_batches: int
     chunks: int = 1
     """Stages of each GPU."""
+    global_batch: int | None = None
+    """Samples of an iteration, if the plan says so."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +82,98 @@ class Change:
     """Modelled seconds of an iteration with it."""
     speedup: float
     """Modelled time of the plan, divided by that with the change."""
+
+
+def read_own_plans(text: str, gpus: int, global_batch: int) -> list[tuple[str, OwnPlan]]:
+    """The plans of a line, of Megatron-LM's flags, or of a file with one of these, by their texts.
+
+    A file may have a plan in each line; ``#`` begins a comment.  ``gpus`` are those of the cluster
+    and ``global_batch`` the samples of an iteration, which Megatron's flags need.  Raises
+    :class:`BadPlan` if the file cannot be read, or if a plan is not allowed.
+    """
+    if "=" not in text and "--" not in text:
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise BadPlan(
+                f"--mine {text}: it cannot be read as a file, and as a plan it lacks key=value; "
+                'give a file, Megatron\'s flags, or "pp=2 schedule=1F1B micro-batches=8"'
+            ) from error
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    lines = [line for line in lines if line]
+    if any(word.startswith("--") for line in lines for word in line.split()):
+        flags = " ".join(line.removesuffix("\\").strip() for line in lines)
+        return [(flags, parse_megatron_flags(flags, gpus, global_batch))]
+    if not lines:
+        raise BadPlan('--mine has no plan; write one such as "pp=2 schedule=1F1B micro-batches=8"')
+    return [(line, parse_own_plan(line)) for line in lines]
+
+
+def parse_megatron_flags(text: str, gpus: int, global_batch: int) -> OwnPlan:
+    """The plan of Megatron-LM's flags on a number of GPUs.
+
+    What stands before them, up to the name of a Python file, is left out.  Raises :class:`BadPlan`
+    for a flag that would change the step's time in a way that is not modelled.
+    """
+    values = _megatron_values(text)
+    for key, kind in _UNPRICED.items():
+        if _number(values, key, 1) > 1:
+            raise BadPlan(
+                f"--mine has {kind} parallelism over {values[key]} GPUs; stages are predicted from "
+                f"a profile of whole layers, which knows no {kind} parallelism; leave it out, or "
+                "see --planner sharding --mesh"
+            )
+    stages, size = _number(values, "pp", 1), _number(values, "micro-batch", 1)
+    if "micro-batch" not in values:
+        raise BadPlan("--mine lacks --micro-batch-size, the samples of a replica's micro-batch")
+    samples = _number(values, "batch", global_batch)
+    if gpus % stages or samples % (size * (gpus // stages)):
+        raise BadPlan(
+            f"--mine has {stages} pipeline stages, micro-batches of {size} and {samples} samples; "
+            f"{gpus} GPUs must be a multiple of the stages, and the samples one of micro-batch "
+            "size x replicas; change --cluster or the flags"
+        )
+    chunks = _chunks(values, stages)
+    policy: Policy = "interleaved" if chunks > 1 else "1f1b"
+    replicas = gpus // stages
+    return OwnPlan(replicas, stages, policy, samples // (size * replicas), chunks, samples)
+
+
+def _chunks(values: dict[str, str], stages: int) -> int:
+    """Stages of each GPU by Megatron's flags."""
+    chunks = _number(values, "vp", 1)
+    if "layers of a chunk" in values:
+        layers, chunk = _number(values, "layers", 1), _number(values, "layers of a chunk", 1)
+        if "layers" not in values or layers % (stages * chunk):
+            raise BadPlan(
+                f"--mine has --num-layers-per-virtual-pipeline-stage {chunk}; it needs "
+                f"--num-layers N, a multiple of {stages} stages x {chunk}"
+            )
+        chunks = layers // (stages * chunk)
+    return chunks if stages > 1 else 1
+
+
+def _megatron_values(text: str) -> dict[str, str]:
+    """The numbers of the flags that are read, by their short names."""
+    words = text.split()
+    script = max((at for at, word in enumerate(words) if word.endswith(".py")), default=-1)
+    values: dict[str, str] = {}
+    others, flag = list[str](), ""
+    for word in words[script + 1 :]:
+        value = word
+        if word.startswith("--"):
+            flag, _, value = word.partition("=")
+            if flag not in MEGATRON and flag not in _WITHOUT_EFFECT:
+                others.append(flag)
+        if value and flag in MEGATRON:
+            values[MEGATRON[flag]] = value
+    if others:
+        raise BadPlan(
+            f"--mine has {', '.join(others[:5])}, whose effect on a step's time is not modelled; "
+            "leave it out to predict the step without it; those that count are "
+            f"{', '.join(MEGATRON)}"
+        )
+    return values
 
 
 def parse_own_plan(text: str) -> OwnPlan:

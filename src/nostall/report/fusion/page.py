@@ -53,6 +53,7 @@ def render(document: Document, command: str) -> str:
     environment.filters["bytes"] = format_bytes
     environment.filters["several"] = pluralize
     environment.filters["us"] = Scale("s", 1e-6).number
+    environment.filters["microseconds"] = lambda seconds: f"{1e6 * seconds:,.2f} µs"
     template = environment.from_string(_read("fusion.html"))
     return template.render(
         document=document,
@@ -61,6 +62,7 @@ def render(document: Document, command: str) -> str:
             (traced_pass, _facts(traced_pass), draw_pass(traced_pass, document.measured))
             for traced_pass in document.passes
         ],
+        leads=[_lead(traced_pass, document) for traced_pass in document.passes],
         schemes=SCHEMES,
         max_drawn=MAX_DRAWN,
         command=command,
@@ -68,6 +70,27 @@ def render(document: Document, command: str) -> str:
         script=Markup(_read("fusion.js")),
         version=__version__,
     )
+
+
+def _lead(traced_pass: Pass, document: Document) -> str:
+    """The answer of a pass in a sentence: its kernels, and their gain over the other ways."""
+    where = f"{traced_pass.name.capitalize()}: " if len(document.passes) > 1 else ""
+    if not traced_pass.operators:
+        return f"{where}no operator can be fused; the reasons are below."
+    kernels = pluralize(len(traced_pass.kernels), "kernel")
+    lead = f"{where}{pluralize(traced_pass.operators, 'operator')} become {kernels}"
+    facts = _facts(traced_pass)
+    if facts["over_unfused"]:
+        lead += f": modelled, {_gain(facts['over_unfused'], 1)} one kernel per operator"
+        if document.strategy != "greedy":
+            lead += f", {_gain(facts['over_greedy'], 2)} greedy fusion"
+    return f"{lead}."
+
+
+def _gain(ratio: float, digits: int) -> str:
+    """A gain in words; none is said so."""
+    text = f"{ratio:.{digits}f}"
+    return "no faster than" if float(text) == 1 else f"{text}× as fast as"
 
 
 def _facts(traced_pass: Pass) -> dict[str, Any]:

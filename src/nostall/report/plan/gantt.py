@@ -17,7 +17,7 @@ from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
 from nostall.parallel.evaluation import PlanEvaluation
 from nostall.parallel.simulate.costs import Transfer
-from nostall.report.plan.summary import cards, ranges, sentences, stage_table
+from nostall.report.plan.summary import cards, lead, ranges, sentences, stage_table
 from nostall.report.units import Scale, ticks
 
 WIDTH, LEFT, RIGHT, TOP, ROW, TRANSFER_ROW, FOOT = 1280, 190, 24, 34, 26, 13, 64
@@ -81,6 +81,7 @@ def _page(evaluation: PlanEvaluation, figure: str, beside: PlanEvaluation | None
     return environment.from_string(_template("plan.html")).render(
         style=Markup(_template("page.css")),
         title=f"{evaluation.workload.profile.name} on {evaluation.workload.cluster.name}",
+        lead=lead(evaluation, beside),
         cards=cards(evaluation, beside),
         bubble=f"{1 - evaluation.utilization:.0%}",
         first=first,

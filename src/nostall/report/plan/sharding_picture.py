@@ -22,6 +22,13 @@ _LEFT = {"parameter": 20, "input": 20, "constant": 20}
 _MIDDLE = 470
 _COLOURS = {"R": "#d9d9d9", "S0": "#9ecae1", "S1": "#a1d99b", "S2": "#bcbddc", "P": "#fdd0a2"}
 _OTHER = "#fbb4c4"
+_STYLE = (
+    ":root{--paper:#ffffff;--ink:#000000;--soft:#333333}"
+    "@media(prefers-color-scheme:dark){:root{--paper:#171d25;--ink:#dfe6ee;--soft:#b8c2cc}}"
+    ".paper{fill:var(--paper)}text{fill:var(--ink)}.in{fill:#000000}"
+    ".soft{fill:var(--soft);stroke:var(--paper);stroke-width:3;paint-order:stroke}"
+)
+"""Colours of the paper and of texts, which follow the dark mode of the reader."""
 MAX_ROWS = 400
 """Operators that are drawn; the picture says how many are left out."""
 
@@ -67,7 +74,8 @@ def sharding_picture(plan: ShardingPlan) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="11">',
         f"<title>{escape(title)}</title>",
-        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="paper" width="{_WIDTH}" height="{height}"/>',
         f'<text x="20" y="22" font-size="14">{escape(title)}</text>',
         *_legend(),
         f'<text x="{_MIDDLE}" y="{_TOP - 12}">{escape(note)}</text>',
@@ -132,9 +140,8 @@ def _box(plan: ShardingPlan, row: _Row, gradient: str) -> str:
     return (
         f'<g><rect x="{row.x}" y="{row.y}" width="{_BOX}" height="{_ROW - 5}" rx="3" '
         f'fill="{_colour(placements)}" stroke="#636363"/>'
-        f'<text x="{row.x + 6}" y="{row.y + 13}">{escape(text[:48])}</text>'
-        f'<text x="{row.x + _BOX + 6}" y="{row.y + 13}" fill="#333" '
-        f'stroke="white" stroke-width="3" paint-order="stroke">{escape(after)}</text></g>'
+        f'<text class="in" x="{row.x + 6}" y="{row.y + 13}">{escape(text[:48])}</text>'
+        f'<text class="soft" x="{row.x + _BOX + 6}" y="{row.y + 13}">{escape(after)}</text></g>'
     )
 
 

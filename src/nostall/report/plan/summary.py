@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nostall.core.text.plurals import pluralize
 from nostall.parallel.evaluation import PlanEvaluation
 from nostall.report.units import Scale
 
@@ -45,6 +46,20 @@ def stage_table(evaluation: PlanEvaluation) -> tuple[tuple[str, ...], list[tuple
             )
         )
     return columns, rows
+
+
+def lead(evaluation: PlanEvaluation, beside: PlanEvaluation | None) -> str:
+    """The answer of the page in a sentence: the plan, and its time beside data parallelism."""
+    stages = evaluation.plan.stages
+    iteration_s = evaluation.timeline.iteration_s
+    text = (
+        f"{pluralize(len(stages), 'stage')} on {pluralize(sum(len(s.gpus) for s in stages), 'GPU')}"
+        f": an iteration takes {Scale('s', iteration_s)(iteration_s)} (modelled)"
+    )
+    if beside is not None:
+        text += f", {_gain(beside.timeline.iteration_s / iteration_s, '× as fast')}"
+        text += " as data parallelism" if text.endswith("as fast") else " than data parallelism"
+    return f"{text}."
 
 
 def cards(evaluation: PlanEvaluation, beside: PlanEvaluation | None) -> list[tuple[str, str, str]]:

@@ -81,6 +81,7 @@ def render_assembler(path: Path) -> str:
         kind=_kind(result),
         scale=scale,
         times=times,
+        lead=_lead(result, _kind(result), bool(times)),
         result=result,
         notes=[*(result.get("notes") or []), *data.log.remarks],
         verdict=result.get("verdict"),
@@ -125,6 +126,23 @@ def _kind(result: Mapping[str, Any]) -> str:
     return "not measured" if "shortlist" in result else "measured"
 
 
+def _lead(result: Mapping[str, Any], kind: str, timed: bool) -> str:
+    """The answer of the page in a sentence."""
+    if not timed:
+        return "No candidate was measured, so there is no result to use."
+    if not result.get("improved"):
+        return (
+            "Nothing faster was found: no candidate was measured as faster than the original, so "
+            "best.cubin is the original."
+        )
+    saved = f"The result takes {100 * (1 - 1 / result['ratio']):.1f} % less time ({kind})"
+    verdict = result.get("verdict")
+    if verdict is None:
+        return f"{saved}; its machine code is not verified."
+    safety = "its machine code is verified as safe" if verdict["safe"] else "it is unsafe"
+    return f"{saved}; {safety}."
+
+
 def _next_command(data: AssemblerRun) -> str:
     if data.run.record.status in ("running", "interrupted") and not data.result:
         return shlex.join(["nostall", "tune", "--resume", str(data.path)])
@@ -158,7 +176,11 @@ def _provenance(data: AssemblerRun) -> list[tuple[str, str]]:
     hidden = {"launch", "provenance"}
     record = data.run.record
     rows = [("command", record.command), ("created", record.created)]
-    rows += [(k, str(v)) for k, v in data.settings.items() if k not in hidden and v is not None]
+    rows += [
+        (k.replace("_", " "), str(v))
+        for k, v in data.settings.items()
+        if k not in hidden and v not in (None, "")
+    ]
     source = data.settings.get("provenance")
     if isinstance(source, Mapping):
         rows += [(f"source: {k}", str(v)) for k, v in source.items()]

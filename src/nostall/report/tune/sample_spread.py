@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nostall.report.units import Scale, tick_labels, ticks
 
 # Pixels: the figure, its margins, the height of a violin's row and of an interval's row.
-WIDTH, HEIGHT = 1280, 330
+WIDTH, HEIGHT = 1280, 336
 LEFT, RIGHT = 224, 24
 TOP, VIOLIN_ROW = 10, 52
-INTERVAL_ROW = 30
+INTERVAL_ROW = 48
 SHOWN_PERCENTILES = (0.5, 99.5)
 """Samples outside of these percentiles of all samples are counted, not drawn."""
 _DENSITY_POINTS = 96
@@ -139,9 +139,8 @@ def _violins(comparison: ComparisonRecord, scale: Scale) -> Iterator[str]:
         middle = TOP + VIOLIN_ROW * number + VIOLIN_ROW / 2
         shown = np.asarray([v for v in values if axis.low <= v <= axis.high])
         num_outside = len(values) - len(shown)
-        caption = f"{scale(float(np.median(values)))}, n = {len(values)}"
-        caption += f" ({num_outside} outside)" if num_outside else ""
-        yield _label(name, caption, middle)
+        rest = f", n = {len(values)}" + (f" ({num_outside} outside)" if num_outside else "")
+        yield _label(name, scale(float(np.median(values))), middle, rest)
         if len(shown) > 1:
             yield f'<path class="violin {name}" d="{_violin(shown, axis, middle)}"/>'
         lower, median, upper = np.percentile(values, (25, 50, 75))
@@ -191,9 +190,11 @@ def _intervals(comparison: ComparisonRecord) -> Iterator[str]:
             yield f'<path class="median" d="M{axis.x(value)} {y - 9}v18"/>'
 
 
-def _label(name: str, caption: str, y: float) -> str:
+def _label(name: str, caption: str, y: float, rest: str = "") -> str:
+    """Name and caption of a row; narrow screens leave ``rest`` of the caption out."""
     x = LEFT - 12
     return (
         f'<text class="axis" x="{x}" y="{y - 2}" text-anchor="end">{name}</text>'
-        f'<text x="{x}" y="{y + 13}" text-anchor="end">{caption}</text>'
+        f'<text class="caption" x="{x}" y="{y + 13}" text-anchor="end">{caption}'
+        f'<tspan class="rest">{rest}</tspan></text>'
     )

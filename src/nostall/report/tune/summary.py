@@ -19,7 +19,7 @@ from nostall.report.tune.run_data import BEST_SO_FAR, REJECTED, RunData
 from nostall.report.tune.sample_spread import ComparisonRecord
 from nostall.report.tune.side_by_side import BlockDiff
 from nostall.report.units import Scale
-from nostall.sass.model.agreement import model_caution
+from nostall.sass.model.agreement import RANKING_WORTH, model_caution
 from nostall.tuning.settings import UNSAFE_CUBIN_FILE
 
 Tone = Literal["good", "bad", "plain"]
@@ -34,6 +34,8 @@ class Summary:
     kernel: str
     architecture: str
     strategy: str
+    lead: str
+    """The answer of the page in a sentence."""
     status: str
     """Status of the run: running, done, interrupted or failed."""
     kind: Kind
@@ -78,12 +80,13 @@ def make_summary(
         kernel=run.original.name,
         architecture=f"sm_{run.program.sm}",
         strategy=str(run.settings.get("strategy", "unknown strategy")),
+        lead=_lead(run, kind, ratio, comparison),
         status=run.record.status,
         kind=kind,
         scale=scale,
         original=scale(original) if math.isfinite(original) else NOT_RECORDED,
         best=scale(best) if math.isfinite(best) else NOT_RECORDED,
-        ratio=f"{ratio:.4f}×" if math.isfinite(ratio) else NOT_RECORDED,
+        ratio=_ratio_text(ratio),
         interval=comparison.interval if comparison is not None else "",
         gained=_is_measured_gain(kind, comparison) and run.candidate_name != REJECTED,
         verdict=verdict,
@@ -144,6 +147,29 @@ def _verdict(run: RunData) -> tuple[str, Tone, tuple[str, ...]]:
     return f"verifier: unsafe, {pluralize(len(findings), 'finding')}", "bad", findings
 
 
+def _ratio_text(ratio: float) -> str:
+    """A gain with four decimals; none is said in words."""
+    if not math.isfinite(ratio):
+        return NOT_RECORDED
+    return "none" if ratio == 1 else f"{ratio:.4f}×"
+
+
+def _lead(run: RunData, kind: Kind, ratio: float, comparison: ComparisonRecord | None) -> str:
+    """The answer of the page in a sentence."""
+    if run.candidate_name == REJECTED:
+        return "The verifier rejects the candidate, so it is not used."
+    if run.candidate_name == BEST_SO_FAR:
+        return "The search has not ended; the page shows the best candidate so far."
+    if not ratio > 1:
+        return "Nothing better than the original was found: best.cubin is the original."
+    saved = f"{100 * (1 - 1 / ratio):.2g} % less time"
+    if kind == "modelled":
+        return f"{saved}, but only in the model, which {RANKING_WORTH}."
+    if not _is_measured_gain(kind, comparison):
+        return f"{saved} while searching, which no final comparison confirms."
+    return f"{saved}, {kind}; the result replaces the original."
+
+
 def _next(run: RunData, kind: Kind, ratio: float) -> tuple[str, str]:
     """The command to run next, and what it is for."""
     path = run.path
@@ -156,7 +182,7 @@ def _next(run: RunData, kind: Kind, ratio: float) -> tuple[str, str]:
         return command, "The search has not ended. This command resumes it."
     command = _verify_command(run, "best.cubin")
     if not ratio > 1:
-        return command, "Nothing better than the original was found: best.cubin is the original."
+        return command, "Verifies the files again, without the search."
     if kind == "modelled":
         return command, model_caution()
     return command, "Verifies again, without the search, that the result is a safe re-scheduling."

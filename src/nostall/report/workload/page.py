@@ -29,9 +29,12 @@ LINE_PLOT_WIDTH, LINE_PLOT_HEIGHT = 620, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 10, 42
 WIDE_PLOT_WIDTH = 1280
 TIMELINE_HEIGHT = 120
-BAR_LABEL_WIDTH, BAR_HEIGHT = 190, 26
 MAX_POINTS = 400
 """Points per line; longer lines are sampled evenly."""
+MIN_SHARE = 5e-5
+"""Least share of a bar that is drawn."""
+MIN_NUMBER, MIN_NARROW_NUMBER = 0.04, 0.1
+"""Least shares with a number, on wide and on narrow screens."""
 
 
 @dataclass(frozen=True)
@@ -50,31 +53,40 @@ def stacked_bars(
 ) -> Markup:
     """One horizontal bar per row, divided into shares that sum to 1.
 
-    ``styles`` maps each part to its CSS class, in the order of the bar.
+    ``styles`` maps each part to its CSS class, in the order of the bar.  The bars are elements of
+    the page, so that they are as wide as the screen and their texts keep their size.
     """
-    bar_width = WIDE_PLOT_WIDTH - BAR_LABEL_WIDTH - 24
-    below = len(rows) * BAR_HEIGHT
-    svg = [svg_tag(WIDE_PLOT_WIDTH, below + 24, "shares of time, one bar per row")]
-    for row, (name, shares) in enumerate(rows):
-        x, y = float(BAR_LABEL_WIDTH), row * BAR_HEIGHT
-        svg.append(svg_text(BAR_LABEL_WIDTH - 8, y + 16, name, "end", "label"))
-        for part, style in styles.items():
-            width = bar_width * shares.get(part, 0.0)
-            if width >= 0.05:
-                title = f"{name}: {part.replace('_', ' ')} {shares[part]:.1%}"
-                svg.append(
-                    f'<rect class="{style}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" '
-                    f'height="{BAR_HEIGHT - 6}"><title>{escape(title)}</title></rect>'
-                )
-                if width > 46:
-                    label = f"{shares[part]:.0%}"
-                    on = "on idle" if "idle" in style else "on"
-                    svg.append(svg_text(x + width / 2, y + 17, label, "middle", on))
-            x += width
-    for percent in range(0, 101, 20):
-        x = BAR_LABEL_WIDTH + bar_width * percent / 100
-        svg.append(svg_text(x, below + 16, f"{percent}%", "middle", "tick"))
-    return Markup("".join([*svg, "</svg>"]))
+    parts = []
+    for name, shares in rows:
+        bar = "".join(
+            _share(name, part, shares[part], style)
+            for part, style in styles.items()
+            if shares.get(part, 0.0) >= MIN_SHARE
+        )
+        parts.append(
+            f'<div class="share"><span class="name">{escape(name)}</span>'
+            f'<span class="track">{bar}</span></div>'
+        )
+    return Markup("".join(parts))
+
+
+def _share(name: str, part: str, share: float, style: str) -> str:
+    """One part of a bar; its number is left out where it has no room."""
+    title = escape(f"{name}: {part.replace('_', ' ')} {share:.1%}")
+    small = " small" if share < MIN_NARROW_NUMBER else ""
+    number = f"{share:.0%}" if share >= MIN_NUMBER else ""
+    return f'<i class="{style}{small}" style="width:{share:.3%}" title="{title}">{number}</i>'
+
+
+def used_styles(
+    rows: Sequence[tuple[str, Mapping[str, float]]], styles: Mapping[str, str]
+) -> dict[str, str]:
+    """The styles of the parts that some bar shows."""
+    return {
+        part: style
+        for part, style in styles.items()
+        if any(shares.get(part, 0.0) >= MIN_SHARE for _, shares in rows)
+    }
 
 
 def line_plot(
@@ -131,7 +143,7 @@ def timeline_plot(shares: np.ndarray, styles: Sequence[str], seconds: float) -> 
         base = top
     svg.append(f'<path class="grid" d="M0 {height}H{WIDE_PLOT_WIDTH}"/>')
     for tick in ticks(0.0, seconds * 1e3, 8):
-        x = min(max(WIDE_PLOT_WIDTH * tick / (seconds * 1e3), 14), WIDE_PLOT_WIDTH - 30)
+        x = min(max(WIDE_PLOT_WIDTH * tick / (seconds * 1e3), 26), WIDE_PLOT_WIDTH - 30)
         svg.append(svg_text(x, height + 16, f"{tick:.6g} ms", "middle", "tick"))
     return Markup("".join([*svg, "</svg>"]))
 
@@ -232,6 +244,14 @@ STEP_PART_STYLES = {
     "memory": "c-memory",
     "weights": "c-weights",
 }
+ARCHITECTURE_WORDS = {
+    Architecture.SINGLE: "one worker with one GPU",
+    Architecture.MULTI_GPU: "one worker with several GPUs, weights in host memory",
+    Architecture.PS_WORKER: "parameter servers, one GPU a worker",
+    Architecture.ALLREDUCE_LOCAL: "all-reduce in one server",
+    Architecture.ALLREDUCE_CLUSTER: "all-reduce over several servers",
+    Architecture.PEARL: "embeddings divided, other weights replicated, in one server",
+}
 TIME_PART_STYLES = {part: f"c-{part}" for part in TIME_PARTS}
 WORK_KIND_STYLES = ("c-compute", "c-memory", "c-weights", "c-data", "c-copies")
 
@@ -300,6 +320,28 @@ def _jobs_page(result: JobsCharacterization) -> str:
             mark=1.0,
         ),
         parts=STEP_PART_STYLES,
+        lead=_jobs_lead(result),
+        architectures=_architectures(result),
+    )
+
+
+def _jobs_lead(result: JobsCharacterization) -> str:
+    """The answer of the page in a sentence: what bounds the jobs, and whether porting helps."""
+    bounds = [f"{name} bounds {share:.0%}" for name, share in result.resource_ranking.items()]
+    lead = f"{' and '.join(bounds[:2]) or 'Nothing bounds any'} of the GPU time"
+    for porting in result.porting[:1]:
+        some = f"{porting.faster:.0%}" if porting.faster else "none"
+        lead += f"; {some} of the PS/Worker jobs would be faster as {porting.target}"
+    return f"{lead[0].upper()}{lead[1:]}."
+
+
+def _architectures(result: JobsCharacterization) -> str:
+    """What the names of the architectures on the page mean."""
+    named = {g.name for g in result.groups} | {p.target for p in result.porting}
+    return "; ".join(
+        f"{architecture}: {words}"
+        for architecture, words in ARCHITECTURE_WORDS.items()
+        if architecture in named
     )
 
 
@@ -347,11 +389,25 @@ def _traces_page(result: TracesCharacterization, kinds: KindsCharacterization | 
         gpu_shares=stacked_bars(rows, TIME_PART_STYLES) if rows else Markup(""),
         detailed=detailed,
         max_kernels=MAX_KERNELS,
-        parts=TIME_PART_STYLES,
+        parts=used_styles(rows, TIME_PART_STYLES),
+        lead=_traces_lead(result),
         kinds=kinds,
         reliability=_reliability(kinds) if kinds else Markup(""),
         chain=_chain(kinds) if kinds else Markup(""),
     )
+
+
+def _traces_lead(result: TracesCharacterization) -> str:
+    """The answer of the page in a sentence: what to fix first, and what that gains at most."""
+    if not result.gpus or not result.gpus[0].bottlenecks:
+        return ""
+    gpu, first = result.gpus[0], result.gpus[0].bottlenecks[0]
+    where = f" (of {gpu.name})" if len(result.gpus) > 1 else ""
+    lead = f"Fix first: {first.problem}, {1e3 * first.seconds:,.1f} of "
+    lead += f"{1e3 * gpu.timeline.span:,.1f} ms{where}"
+    if first.max_speedup:
+        lead += f"; once fixed, at most {first.max_speedup:.2f}× as fast (modelled)"
+    return f"{lead}. Try: {first.remedy}"
 
 
 def _reliability(kinds: KindsCharacterization) -> Markup:

@@ -49,11 +49,12 @@ _UNKNOWN_LATENCY = 40
 
 _DONE_BEFORE_VARIABLE: dict[HazardKind, tuple[Pipe, ...]] = {
     "WAW": (Pipe.INT, Pipe.FMA, Pipe.HALF, Pipe.UNIFORM),
-    "WAR": (Pipe.INT, Pipe.FMA, Pipe.HALF, Pipe.MMA),
+    "WAR": (Pipe.INT, Pipe.FMA, Pipe.HALF, Pipe.MMA, Pipe.UNIFORM),
 }
 """Pipes that have written (WAW) or read (WAR) before a later variable-latency result can arrive.
 
-Compilers leave one cycle between such a pair.
+Compilers leave one cycle between such a pair.  What has written its result has read its operands,
+so each pipe of WAW is one of WAR.
 """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,29 @@ _ROLE_NOTE = "A launch does not say which buffers are read or written: in, out, 
 
 
 @dataclass(frozen=True)
+class Configuration:
+    """One configuration of the list of an autotuner."""
+
+    constants: Mapping[str, Any]
+    """Values of ``tl.constexpr`` arguments."""
+    options: Mapping[str, Any]
+    """Compile options of Triton: ``num_warps``, ``num_stages``, ``num_ctas``, ``maxnreg``."""
+    grid: tuple[int, ...]
+    """Blocks of the recorded launch with these constants."""
+    chosen: bool = False
+    """Whether the program launched the kernel with it."""
+
+    def __str__(self) -> str:
+        parts = {**self.constants, **self.options}
+        return ", ".join(f"{name}={value}" for name, value in parts.items())
+
+    @property
+    def compile_options(self) -> dict[str, Any]:
+        """The options that a launch file does not have."""
+        return {k: v for k, v in self.options.items() if k in ("num_ctas", "maxnreg")}
+
+
+@dataclass(frozen=True)
 class RecordedLaunch:
     """One launch of a program, and how often it ran."""
 
@@ -35,6 +58,26 @@ class RecordedLaunch:
     """Keys of a launch file."""
     undescribed: tuple[str, ...]
     """Arguments that a launch file cannot describe, with their types."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Compile options of Triton that a launch file does not have."""
+    configurations: tuple[Configuration, ...] = ()
+    """What the program's autotuner chose from; empty without one."""
+
+    @property
+    def own(self) -> Configuration | None:
+        """The configuration that the program launched; None if no autotuner chose it."""
+        return next((c for c in self.configurations if c.chosen), None)
+
+    def launch_with(self, configuration: Configuration) -> LaunchSpec:
+        """The launch in another configuration; raises :class:`BadLaunch` as :attr:`launch`."""
+        constants = configuration.constants
+        args = [
+            {**a, "constant": constants[a["name"]]} if a.get("name") in constants else a
+            for a in self.fields["args"]
+        ]
+        known = {k: v for k, v in configuration.options.items() if k in _LAUNCH_KEYS}
+        changed = {**self.fields, **known, "grid": list(configuration.grid), "args": args}
+        return replace(self, fields=changed).launch
 
     @property
     def launch(self) -> LaunchSpec:
@@ -64,12 +107,11 @@ def read_launches(path: Path) -> list[RecordedLaunch]:
         if "kernel" not in line:
             continue
         recorded = _recorded(line, counts.get((line.get("process", 0), line.get("number", 0)), 1))
-        key = json.dumps([recorded.kernel, recorded.file, recorded.fields], sort_keys=True)
+        parts = [recorded.kernel, recorded.file, recorded.fields, recorded.options]
+        key = json.dumps(parts, sort_keys=True)
         before = merged.get(key)
         total = recorded.count + (before.count if before else 0)
-        merged[key] = RecordedLaunch(
-            recorded.kernel, recorded.file, total, recorded.fields, recorded.undescribed
-        )
+        merged[key] = replace(before or recorded, count=total)
     return sorted(merged.values(), key=lambda launch: (-launch.count, launch.kernel))
 
 
@@ -131,6 +173,14 @@ def _recorded(line: Mapping[str, Any], count: int) -> RecordedLaunch:
         count,
         {**fields, "args": args},
         undescribed,
+        dict(line.get("options") or {}),
+        tuple(map(_configuration, line.get("configurations") or ())),
+    )
+
+
+def _configuration(values: Mapping[str, Any]) -> Configuration:
+    return Configuration(
+        values["constants"], values["options"], tuple(values["grid"]), bool(values["chosen"])
     )
 
 

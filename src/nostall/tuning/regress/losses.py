@@ -114,9 +114,9 @@ def name_causes(older: Properties, newer: Properties) -> list[str]:
     if older.order != newer.order:
         same = sorted(older.order) == sorted(newer.order)
         what = "the same instructions in another order" if same else "another order"
-        before, after = older.loops.load_distance, newer.loops.load_distance
-        loads = f": loads {before:.1f} → {after:.1f} instructions before their reader"
-        causes.append(what + (loads if before or after else ""))
+        before, after = (f"{p.loops.load_distance:.1f}" for p in (older, newer))
+        loads = f": loads {before} → {after} instructions before their reader"
+        causes.append(what + (loads if before != after else ""))
     else:
         causes.append("the same order with other registers, stall counts or waits")
     return causes

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import namedtuple
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,15 +20,18 @@ from nostall.attach.program.changes import (  # noqa: E402
 from nostall.attach.program.roots import Switch  # noqa: E402
 
 nn = torch.nn
+Pair = namedtuple("Pair", "a b")
 
 
-@pytest.fixture(autouse=True)
-def compiled_nothing_before() -> Iterator[None]:
-    """Sessions of other tests refuse programs that have compiled something."""
-    yield
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+@dataclasses.dataclass
+class Record:
+    a: Any
+    b: Any
+
+
+class Opaque:
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 class Images(nn.Module):
@@ -101,6 +102,28 @@ def test_channels_last_is_switched_and_taken_back(
         assert torch.allclose(mine, its, rtol=1e-4, atol=1e-6)
 
 
+class Dropping(Images):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.second(self.drop(self.first(x))).mean((2, 3)))
+
+
+def test_dropout_in_another_layout_draws_other_numbers() -> None:
+    """In the order of memory: the values are compared without it."""
+    found = ChannelsLast([switch_of(Dropping())], []).check(call(torch.randn(2, 3, 8, 8)))
+    assert found.refusal == "" and found.result_class == "other random numbers"
+
+    def no_dropout(module: Any, _: bool) -> Any:
+        return lambda x: module.out(module.second(module.first(x)).mean((2, 3)))
+
+    calls = call(torch.randn(2, 3, 8, 8))[0]
+    skip = shadow.check_module(Dropping(), calls, no_dropout, drops=False)
+    assert "two seeds differ by 0.00e+00" in skip.refusal
+
+
 def test_channels_last_is_for_convolutions_of_images() -> None:
     assert has_images(Images()) and not has_images(nn.Linear(2, 2))
     assert not has_images(nn.Sequential(nn.Conv1d(2, 2, 1)))
@@ -158,20 +181,8 @@ def test_outputs_of_a_graph_are_copied() -> None:
     result = version()
     buffer.zero_()
     assert result["none"] is None and torch.equal(result["loss"], torch.ones(3))
-
-
-Pair = namedtuple("Pair", "a b")
-
-
-@dataclasses.dataclass
-class Record:
-    a: Any
-    b: Any
-
-
-class Opaque:
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    with pytest.raises(TypeError, match="is a Opaque"):
+        changes._with_own_outputs(lambda: (buffer, Opaque(buffer)))()
 
 
 class Slots:
@@ -199,6 +210,7 @@ class Wrapping(nn.Module):
         (lambda y: (y, Opaque(y)), lambda y: (y, y), "outputs are"),
         (lambda y: Opaque(y), lambda y: Opaque(2 * y), "off by"),
         (lambda y: Slots(y), lambda y: Slots(y), "no tensors are found"),
+        (lambda y: None, lambda y: None, "no tensors are found"),
     ],
 )
 def test_outputs_of_all_kinds_are_compared(wrap: Any, cheat: Any, reason: str) -> None:

@@ -82,6 +82,20 @@ def test_a_watch_tells_what_runs(program: Program) -> None:
     assert len(watched["parts"]["forward"]) == 6 and all(watched["parts"]["forward"])
 
 
+def test_calls_with_gradients_are_counted(program: Program) -> None:
+    def calls(count: int, evaluated: int) -> int:
+        session = program.session
+        for number in range(count + evaluated):
+            with torch.set_grad_enabled(number >= evaluated):
+                program.model(torch.ones(4, 8))
+        return session._count_calls(session._key())
+
+    program.run(12)
+    program.session._key()
+    assert calls(1, 0) == 1 and calls(3, 2) == 3 and calls(0, 30) == 0
+    assert calls(30, 0) == 30 and calls(0, 0) == 0 and calls(2, 20) >= 0
+
+
 def test_blocks_switch_between_steps_and_back(program: Program) -> None:
     program.run(12)
     program.order(do="warm", arm=["fused"], changes=[FUSED], limit_steps=20, limit_seconds=60)

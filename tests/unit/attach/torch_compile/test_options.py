@@ -48,3 +48,30 @@ def test_old_keys_are_accepted() -> None:
 def test_an_option_by_its_old_and_its_new_key_is_an_error() -> None:
     with pytest.raises(BadInput, match=r"nostall\.fuse is set twice"):
         parse_options({"nostall.extent": "all", "nostall.fuse": "all"})
+
+
+def test_a_loss_is_chunked_in_all_versions_if_that_is_asked_for() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from nostall.attach.torch_compile.backend import Backend
+
+    functional = torch.nn.functional
+    weight = torch.randn(9, 4, requires_grad=True)
+    hidden, labels = torch.randn(20, 4, requires_grad=True), torch.randint(9, (20,))
+
+    def program(hidden: object, labels: object) -> object:
+        return functional.cross_entropy(functional.linear(hidden, weight), labels)
+
+    backend = Backend()
+    options = {"nostall.loss": "chunked", "nostall.fallback": "eager"}
+    torch._dynamo.reset()
+    loss = torch.compile(program, backend=backend, options=options)(hidden, labels)
+    expected = program(hidden, labels)
+    torch.testing.assert_close(loss, expected)
+    gradients = [torch.autograd.grad(each, (hidden, weight)) for each in (loss, expected)]
+    torch.testing.assert_close(*gradients)
+    (report,) = backend.reports
+    (line,) = report.chunked
+    assert line.startswith("1 x loss: its logits (20 x 9 float32, ") and line in report.explain()
+    # No candidate differs from Inductor's version by it.
+    assert not report.is_rewritten

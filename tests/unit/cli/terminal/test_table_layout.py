@@ -1,6 +1,8 @@
-"""Layout of tables: words stay whole at every width, and nothing is lost."""
+"""Layout of tables and sentences: words stay whole at every width, and nothing is lost."""
 
 from __future__ import annotations
+
+from io import StringIO
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from rich.cells import cell_len
 
 from nostall.cli.terminal.console import (
     MAX_WORD,
+    PlainConsole,
     align_numbers,
     column_widths,
     fitting,
@@ -88,3 +91,41 @@ def test_optional_columns_are_dropped_before_a_line_is_divided(width: int) -> No
     assert rows == [[row[columns.index(name)] for name in kept]]
     assert numbers == [name in ("schedules", "ms") for name in kept]
     assert (kept == columns) == (width >= len("a kernel" + "a long plan" + "schedules" + "1.5") + 6)
+
+
+SENTENCE = "cause:     the registers of a thread 128 -> 131, so that fewer warps fit into an SM"
+
+
+def printed(text: str, width: int, *, terminal: bool) -> str:
+    console = PlainConsole()
+    console.file, console.width = StringIO(), width
+    console._force_terminal = terminal
+    console.print(text)
+    return console.file.getvalue()
+
+
+@given(st.lists(WORDS, min_size=1, max_size=40).map(" ".join), st.integers(20, 120))
+def test_a_terminal_gets_sentences_that_end_between_words(text: str, width: int) -> None:
+    lines = printed(text, width, terminal=True).splitlines()
+    assert all(cell_len(line) <= width for line in lines)
+    assert " ".join(lines).split() == text.split()
+
+
+def test_the_lines_of_a_labelled_sentence_begin_below_each_other() -> None:
+    first, *others = printed(SENTENCE, 40, terminal=True).splitlines()
+    assert others and first.startswith("cause:     the")
+    assert all(line.startswith(" " * 11) and line[11] != " " for line in others)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "next:     nostall verify runs/a/original.cubin runs/a/best.cubin --measured-latencies",
+        "nostall tune kernels.py:kernel --objective gpu --seed 1 --evaluations 10000",
+        "    return tl.load(pointer + offsets, mask=mask, other=0.0) * scale + bias",
+        "plan:     " + 60 * "a",
+    ],
+)
+def test_commands_source_text_and_paths_stay_whole(text: str) -> None:
+    assert text.removeprefix("plan:     ") in printed(text, 40, terminal=True)
+    assert len(printed(SENTENCE, 40, terminal=False).splitlines()) == 1

@@ -209,6 +209,8 @@ def test_a_recorded_search_is_replayed_and_verified_without_a_gpu(
     assert Path("second/best.cubin").read_bytes() == Path("run/best.cubin").read_bytes()
     page = Path("second/report.html").read_text()
     assert "measured on Fake" in page
+    lead = re.search(r'class="lead">The result takes ([\d.]+) % less time \(measured on Fake', page)
+    assert lead is not None and float(lead[1]) > 0
     samples = result["comparison"]["samples"]
     assert result["original"] == median(samples["original"])
     assert result["best"] == median(samples["candidate"])
@@ -272,6 +274,7 @@ def test_a_kernel_without_a_recording_gets_verified_candidates_and_a_bundle(
     assert not result["improved"] and "ratio" not in result
     page = (folder / "report.html").read_text()
     assert "nothing was measured" in page and "1.0000" not in page
+    assert 'class="lead">No candidate was measured, so there is no result to use.<' in page
     with zipfile.ZipFile(folder / "measure.zip") as archive:
         archive.extractall("there")
     words = shlex.split(Path("there/measure.sh").read_text())

@@ -16,6 +16,7 @@ from nostall.fusion import BadCapture  # noqa: E402
 from nostall.fusion.capture import (  # noqa: E402
     capture,
     inference_graph,
+    left_to_pytorch,
     training_graphs,
 )
 from nostall.fusion.codegen.generate import schedule_operators  # noqa: E402
@@ -91,6 +92,30 @@ def test_attention_is_named_as_such_though_it_may_draw_random_numbers() -> None:
     found = unsupported(lambda q: attention(q, q, q), q)
     assert "attention, for fused attention kernels" in found
     assert "random numbers" not in found
+
+
+def test_each_operator_of_attention_is_named_as_such() -> None:
+    names = [name for name in dir(torch.ops.aten) if "attention" in name]
+    assert len(names) > 9
+    reasons = {left_to_pytorch.reason(f"aten.{name}.default") for name in names}
+    assert reasons == {left_to_pytorch.ATTENTION}
+
+
+def test_a_reason_comes_before_tags_and_results() -> None:
+    """The gradient of attention has a tag of random numbers, and results that are no tensors."""
+    graph = torch.fx.Graph()
+    q = graph.placeholder("q")
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    assert torch.Tag.nondeterministic_seeded in operator.tags
+    operands = (q, q, q, q, None, q, q, q, q, 0.0, [True, True, True, False])
+    node = graph.call_function(operator, operands)
+    graph.output(node)
+    q.meta["val"] = torch.empty(2, 2, 8, 8, device="meta")
+    node.meta["val"] = (q.meta["val"], q.meta["val"], q.meta["val"], None)
+    captured = capture(torch.fx.GraphModule({}, graph))
+    assert {reason for reason, _ in captured.report.unsupported} == {
+        "attention, for fused attention kernels"
+    }
 
 
 def test_calls_without_result_are_counted() -> None:

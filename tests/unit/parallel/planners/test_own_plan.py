@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from nostall.parallel.planners.own_plan import (
     best_changes,
     own_workload,
     parse_own_plan,
+    read_own_plans,
     stages_plan,
 )
 from nostall.parallel.profile import Profile
@@ -93,3 +95,60 @@ def test_a_line_that_does_not_fit_the_workload_is_refused(line: str, text: str) 
         own_workload(work(), parse_own_plan(line))
     with pytest.raises(BadPlan, match="has 4 stages and the model 3 layers"):
         stages_plan(work(3), OwnPlan(1, 4, "1f1b", 4))
+
+
+FLAGS = """torchrun --nproc-per-node 8 pretrain_gpt.py \\
+    --tensor-model-parallel-size 1 --pipeline-model-parallel-size=2 --num-layers 8 \\
+    --num-layers-per-virtual-pipeline-stage 2  # two chunks
+    --micro-batch-size 2 --global-batch-size 16 --lr 3e-4 --bf16 --hidden-size 512"""
+
+
+def test_flags_of_megatron_are_a_plan(tmp_path: Path) -> None:
+    expected = OwnPlan(2, 2, "interleaved", 4, 2, 16)
+    assert [own for _, own in read_own_plans(FLAGS, 4, 64)] == [expected]
+    (tmp_path / "run.sh").write_text(FLAGS)
+    assert [own for _, own in read_own_plans(str(tmp_path / "run.sh"), 4, 64)] == [expected]
+    workload = own_workload(work(), expected)
+    assert workload.micro_batch == 4  # of both replicas
+    assert [stage.gpus for stage in stages_plan(workload, expected).stages] == [(0, 1), (2, 3)] * 2
+    plain = "--micro-batch-size 4 --num-virtual-stages-per-pipeline-rank 2"
+    ((_, own),) = read_own_plans(plain, 4, 16)
+    assert own == OwnPlan(4, 1, "1f1b", 1, 1, 16)
+
+
+def test_a_file_has_a_plan_in_each_line(tmp_path: Path) -> None:
+    file = tmp_path / "plans.txt"
+    file.write_text(f"# two plans\n{LINE}\n\n  pp=4 micro-batches=8  # no replicas\n")
+    found = read_own_plans(str(file), 4, 16)
+    assert found == [
+        (LINE, parse_own_plan(LINE)), ("pp=4 micro-batches=8", OwnPlan(1, 4, "1f1b", 8)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--tensor-model-parallel-size 2 --micro-batch-size 1", "tensor parallelism over 2 GPUs"),
+        ("--context-parallel-size=2 --micro-batch-size 1", "knows no context parallelism"),
+        ("--pipeline-model-parallel-size 2", "lacks --micro-batch-size"),
+        ("--micro-batch-size 3", "samples one of micro-batch size x replicas"),
+        ("--pipeline-model-parallel-size 3 --micro-batch-size 1", "4 GPUs must be a multiple"),
+        ("--micro-batch-size 1 --use-distributed-optimizer --recompute-activations",
+         "has --use-distributed-optimizer, --recompute-activations, whose effect"),
+        ("--micro-batch-size 1 --num-layers-per-virtual-pipeline-stage 2", "needs --num-layers"),
+        ("--micro-batch-size one", "micro-batch=one; allowed is a number"),
+        ("nothing.txt", "cannot be read as a file"),
+        (".", "cannot be read as a file"),
+    ],
+)  # fmt: skip
+def test_flags_that_cannot_be_priced_are_refused(text: str, message: str) -> None:
+    with pytest.raises(BadPlan, match=message):
+        read_own_plans(text, 4, 16)
+
+
+def test_a_file_without_a_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# nothing\n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, message in (("empty", "has no plan"), ("binary", "cannot be read as a file")):
+        with pytest.raises(BadPlan, match=message):
+            read_own_plans(str(tmp_path / name), 4, 16)

@@ -228,6 +228,11 @@ def test_page_needs_only_the_run_directory(tmp_path: Path) -> None:
     assert is_fusion(run.path)
     assert page.count("<svg") == 2 and "<f>" not in page and "random &lt;numbers&gt;" in page
     assert "all times on this page are modelled" in page
+    leads = re.findall(r'class="lead">([^<]*)<', page)
+    assert len(leads) == 2
+    assert all(
+        re.match(r"\w+: \d+ operators? become \d+ kernels?: modelled, ", line) for line in leads
+    )
     assert "2 findings, such as operations" in page and "not compiled: no fp8" in page
     assert 'href="sass/a/report.html">modelled 1.0200×' in page
     assert not re.search(r'(src|href)="(?!sass/)', page)

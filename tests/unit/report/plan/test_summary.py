@@ -6,7 +6,7 @@ import re
 
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Plan, Stage, Workload
-from nostall.report.plan.summary import cards, sentences
+from nostall.report.plan.summary import cards, lead, sentences
 from tests.unit.parallel.cases import profile, servers, straight
 
 WORK = Workload(profile(2), servers(1, 2), 8, 4)
@@ -42,3 +42,13 @@ def test_the_cards_without_data_parallelism_compare_nothing() -> None:
     assert labels == [
         "iteration, modelled", "speed-up over one GPU, modelled", "bubble, modelled",
     ]  # fmt: skip
+
+
+def test_the_first_sentence_has_the_time_and_the_gain() -> None:
+    plan = evaluate_plan(WORK, straight([1, 2]), "test")
+    peer = evaluate_plan(WORK, Plan((Stage(0, 2, (0, 1)),), "1f1b"), "data-parallel")
+    times = peer.timeline.iteration_s / plan.timeline.iteration_s
+    alone = lead(plan, None).removesuffix(".")
+    assert re.fullmatch(r"2 stages on 2 GPUs: an iteration takes \S+ \w+ \(modelled\)", alone)
+    assert lead(plan, peer) == f"{alone}, {times:.2f}× as fast as data parallelism."
+    assert lead(plan, plan) == f"{alone}, no faster than data parallelism."

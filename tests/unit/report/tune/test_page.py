@@ -240,6 +240,11 @@ def test_times_have_a_suitable_unit(run: Path) -> None:
     edit_record(run, original=12.5e-6, best=10e-6, ratio=1.25)
     texts = summary(run)
     assert (texts.original, texts.best, texts.ratio) == ("12.50 µs", "10.00 µs", "1.2500×")
+    assert texts.lead.startswith("20 % less time, but only in the model, which ranks schedules no")
+    edit_record(run, original=10e-6, best=10e-6, ratio=1.0)
+    texts = summary(run)
+    assert texts.ratio == "none"
+    assert texts.lead == "Nothing better than the original was found: best.cubin is the original."
 
 
 @pytest.mark.parametrize("invalid", [{"kind": "guessed"}, {"best": "low"}, {"ratio": []}])

@@ -11,7 +11,7 @@ from nostall.sass.program import registers
 from nostall.sass.program.cover_rules import RULES, Claim, group
 from nostall.sass.program.instruction import Instruction, parse_text
 from nostall.sass.safety import evidence, mined_tables, pairing
-from nostall.sass.safety.latency import LatencyTable
+from nostall.sass.safety.latency import _DONE_BEFORE_VARIABLE, LatencyTable
 
 R, UR = (lambda i: registers.number("R", i)), (lambda i: registers.number("UR", i))
 
@@ -126,6 +126,25 @@ def test_a_variable_latency_result_may_follow_as_closely_as_any_fixed_one(
     table = LatencyTable.load(sm)
     needed = table.min_distance(reader, late, R(3), "WAR")
     assert needed <= max(1, table.min_distance(reader, early, R(3), "WAR"))
+
+
+@pytest.mark.parametrize("sm", [75, 80, 90, 100, 120])
+def test_a_uniform_operand_may_be_overwritten_late_after_one_cycle(sm: int) -> None:
+    """ptxas 11.8 for sm_75 leaves one cycle between UIMAD.WIDE and S2UR to its operand."""
+    reader = instruction(
+        "UIMAD.WIDE.U32 UR4, UR6, UR7, UR4", [UR(4), UR(5)], [UR(6), UR(7), UR(4), UR(5)]
+    )
+    late = instruction("S2UR UR6, SR_CTAID.X", [UR(6)], [])
+    early = instruction("UMOV UR6, 0x1", [UR(6)], [])
+    table = LatencyTable.mined(sm)
+    assert table.min_distance(reader, late, UR(6), "WAR") == 1
+    # The floor of a write with fixed latency is the table's.
+    assert table.min_distance(reader, early, UR(6), "WAR") == (2 if sm == 75 else 1)
+    assert table.safe_distance(reader, early, UR(6), "WAR") >= 3
+
+
+def test_pipes_that_have_written_have_read() -> None:
+    assert set(_DONE_BEFORE_VARIABLE["WAW"]) <= set(_DONE_BEFORE_VARIABLE["WAR"])
 
 
 def test_the_high_word_of_an_addend_may_be_read_after_two_cycles() -> None:

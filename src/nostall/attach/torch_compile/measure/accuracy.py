@@ -15,6 +15,7 @@ from nostall.attach.torch_compile.measure.call import (
     Call,
     clone_with_strides,
     distinct_elements,
+    with_history,
 )
 from nostall.attach.torch_compile.measure.reference import NoReference, Reference, wide_reference
 from nostall.attach.torch_compile.measure.rounding import Errors, errors, excess, has_same_axes
@@ -68,11 +69,16 @@ def run_graph(
     # Inductor's CUDA graphs may then reuse the memory of earlier results.
     if torch.cuda.is_available():
         torch.compiler.cudagraph_mark_step_begin()
+    # Those that the function changes in place have another history behind it.
+    leaves = [
+        x if x.is_leaf else torch.autograd.graph.get_gradient_edge(x)
+        for x in args
+        if isinstance(x, Tensor) and x.requires_grad
+    ]
     value = function(*args)
     values = value if isinstance(value, (tuple, list)) else (value,)
     results = [x for x in values if isinstance(x, Tensor)]
     differentiable = [x for x in results if x.grad_fn is not None]
-    leaves = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
     gradients: list[Tensor | None] = []
     if seeds and not differentiable:
         raise AccuracyError("no result has a gradient")
@@ -246,7 +252,8 @@ def _perturbed_run(baseline: GraphFunction, call: Call, seeds: list[Tensor]) -> 
     for index, value in enumerate(args):
         fixed = not isinstance(value, Tensor) or isinstance(call.args[index], torch.nn.Parameter)
         if not fixed and value.is_floating_point():
-            args[index] = _perturbed(value).requires_grad_(value.requires_grad)
+            leaf = _perturbed(value).requires_grad_(value.requires_grad)
+            args[index] = leaf if value.is_leaf else with_history(leaf)
     seeds = [_perturbed(seed) for seed in seeds]
     _restore_random_state(call, state)
     outcome = run_graph(baseline, args, seeds or None)

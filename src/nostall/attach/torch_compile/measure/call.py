@@ -44,7 +44,8 @@ class Call:
     def fresh_args(self) -> list[Any]:
         """Arguments as new autograd leaves, so that gradients do not reach the user's tensors.
 
-        Mutated arguments are copied, the others share the user's memory.
+        Mutated arguments are copied, the others share the user's memory. Those of them that have a
+        gradient are no leaves: PyTorch refuses to change a leaf in place.
         """
         args = []
         for index, value in enumerate(self.args):
@@ -53,8 +54,22 @@ class Call:
                 if index in self.mutated:
                     leaf = clone_with_strides(leaf)
                 value = leaf.requires_grad_(value.requires_grad) if self.grad else leaf
+                if index in self.mutated and value.requires_grad:
+                    value = with_history(value)
             args.append(value)
         return args
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether a run leaves its history in an argument, so that the next one needs others."""
+        values = (self.args[index] for index in self.mutated)
+        return self.grad and any(isinstance(x, Tensor) and x.requires_grad for x in values)
+
+
+def with_history(leaf: Tensor) -> Tensor:
+    """A copy of a leaf with its strides and gradient, which may be changed in place."""
+    copy = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    return copy.copy_(leaf)
 
 
 def clone_with_strides(value: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ twice (the second time as the null), and the candidate is faster only if its who
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -22,16 +22,44 @@ from nostall.gpu.clock import Clock
 
 VERDICTS = {
     "faster": "faster as a whole",
+    "less memory": "less peak memory, at about the same speed",
+    "more memory": "faster as a whole, but with more peak memory",
     "slower": "slower as a whole",
     "same": "no gain beyond the noise",
 }
 """Reasons for a selection, by the verdict of the last comparison."""
+CHOSEN = ("faster", "less memory")
+"""Verdicts by which a candidate is selected."""
+MOST_MEMORY = 1.02
+"""A candidate may have so many times the peak memory of Inductor's version, and
+:data:`MEMORY_SLACK` bytes more."""
+MEMORY_SLACK = 1 << 20
+LESS_MEMORY = 0.95
+"""A peak memory below this share of that of Inductor's version is a reason for a candidate."""
+LEAST_RATIO = 0.97
+"""Least ratio of times at which chunked losses are selected for their memory."""
 RETRY_FACTOR = 4.0
 """If noise may hide a gain, the comparison is repeated, so many times as long."""
 
 
 class NoStitchedKernel(Exception):
     """The candidate calls no stitched kernel, so there is nothing to compare."""
+
+
+def judge(record: ComparisonRecord, *, has_chunks: bool = False) -> str:
+    """The verdict on a candidate, by its time and its peak memory.
+
+    ``has_chunks``: whether its losses have no logits in memory, which may cost a little time.
+    """
+    verdict = record.comparison().verdict
+    if not record.inductor_bytes or record.stitched_bytes is None:
+        return verdict
+    limit = MOST_MEMORY * record.inductor_bytes + MEMORY_SLACK
+    if verdict == "faster":
+        return "more memory" if record.stitched_bytes > limit else verdict
+    is_less = record.stitched_bytes < LESS_MEMORY * record.inductor_bytes - MEMORY_SLACK
+    is_fast = verdict == "same" or (has_chunks and record.ratio >= LEAST_RATIO)
+    return "less memory" if is_less and is_fast else verdict
 
 
 def compare_graphs(
@@ -61,7 +89,13 @@ def compare_graphs(
             raise NoStitchedKernel
         args = call.fresh_args()
         functions = (baseline, candidate, baseline)
-        runs = [lambda f=function: run_graph(f, args, seeds) for function in functions]
+        runs = [
+            lambda f=function: run_graph(
+                f, call.fresh_args() if call.keeps_history else args, seeds
+            )
+            for function in functions
+        ]
+        inductor_bytes, stitched_bytes = (peak_bytes(run, args) for run in runs[:2])
         first, second, null = clock.samples(graph, runs, seconds)
         comparison = Comparison.from_samples(first, second, null, kind=clock.kind)
         if comparison.verdict == "same" and comparison.high > 1.0:
@@ -80,8 +114,28 @@ def compare_graphs(
         null_low=comparison.null_low,
         null_high=comparison.null_high,
         difference=difference,
+        inductor_bytes=inductor_bytes,
+        stitched_bytes=stitched_bytes,
     )
     return record, tuple(sorted(kernels))
+
+
+def peak_bytes(run: Callable[[], object], args: Sequence[object]) -> int | None:
+    """Peak memory of a run above what is allocated before it; None if that is not known.
+
+    It is not known on a CPU, and not of CUDA graphs, whose memory stays allocated.  PyTorch's
+    statistics of peak memory start again.
+    """
+    devices = {x.device for x in args if isinstance(x, Tensor) and x.is_cuda}
+    if len(devices) != 1:
+        return None
+    (device,) = devices
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device)) - before or None
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from nostall.attach.torch_compile.measure.call import Call
+from nostall.attach.torch_compile.measure.call import Call, with_history
 from nostall.core.errors import one_line
 from nostall.fusion.capture.memory import draws_random_numbers
 
@@ -191,6 +191,12 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
         self._program.note(wide, value.dtype)
         return wide
 
+    def copy(self, leaf: Tensor, dtype: torch.dtype) -> Tensor:
+        """A copy of a wide leaf that may be changed in place; ``dtype``: that in the program."""
+        copy = with_history(leaf)
+        self._program.note(copy, dtype)
+        return copy
+
     def _as_in_program(self, value: Any) -> Any:
         """A tensor in the dtype that it has in the program."""
         if not isinstance(value, Tensor):
@@ -279,7 +285,8 @@ def _reference(
 def _wide_leaf(mode: WideMode, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return mode.widen(value.detach()).requires_grad_(value.requires_grad)
+    leaf = mode.widen(value.detach()).requires_grad_(value.requires_grad)
+    return leaf if value.is_leaf else mode.copy(leaf, value.dtype)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,15 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from nostall.attach.torch_compile.rewrite.logits import Refused
+from nostall.attach.torch_compile.rewrite.written_attention import (
+    SOFTMAXES,
+    Written,
+    is_bias,
+    join,
+    sees_all_rows,
+    written_attention,
+)
 from nostall.attach.warning import warn_once
 from nostall.core.errors import one_line
 
@@ -74,9 +83,9 @@ class Masks:
         self._written = {
             memory
             for node in graph.nodes
-            if _may_write(node)
+            if may_write(node)
             for operand in node.all_input_nodes
-            if (memory := _memory(operand)) is not None
+            if (memory := memory_of(operand)) is not None
         }
 
     def without_condition(self, mask: Node) -> Node:
@@ -118,6 +127,10 @@ class Masks:
         # What libraries add to a score that must not count: exp of it is 0.
         hidden = (value == float("-inf")) | (value == torch.finfo(value.dtype).min)
         return bool((torch.where(before, value == 0, hidden)).all())
+
+    def value(self, node: Node) -> Tensor | None:
+        """A mask's value if it depends on no input and no operator may write to its memory."""
+        return self._value(node)
 
     def _always(self, mask: Any, expected: bool) -> bool:
         """Whether a boolean value is proven to be the same everywhere."""
@@ -162,7 +175,7 @@ class Masks:
 
     def _is_certain(self, node: Node) -> bool:
         """Whether a value is what its own operator computes, as long as the graph runs."""
-        memory = _memory(node)
+        memory = memory_of(node)
         return _is_known(node) and memory is not None and memory not in self._written
 
     def _always_holds(self, node: Node) -> bool:
@@ -237,7 +250,7 @@ def _is_known(node: Node) -> bool:
     return is_function and (node.target in _FUNCTIONS or node.target in _VIEWS)
 
 
-def _memory(node: Node) -> int | None:
+def memory_of(node: Node) -> int | None:
     """What is equal for values that share memory, as Dynamo traced them; None if unknown."""
     fake = node.meta.get("example_value")
     if not isinstance(fake, Tensor) or fake.layout != torch.strided:
@@ -248,7 +261,7 @@ def _memory(node: Node) -> int | None:
         return None
 
 
-def _may_write(node: Node) -> bool:
+def may_write(node: Node) -> bool:
     """Whether a node may change an operand in place; so may all that is not known here."""
     if node.op == "call_method":
         name = str(node.target)
@@ -311,21 +324,24 @@ OPERANDS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 """Operands of attention that may be given by position, in their order."""
 DROPPED = "its mask masks nothing, and is left out"
 CAUSAL = "its mask is causal, and is given as such"
+WRITTEN = "its products and its softmax are one call"
 CONTIGUOUS = "an operand's last stride is not 1; it is copied once"
 DROPOUT = "it has dropout, whose random numbers would change; left as it is"
 
 
 def calls_attention(module: GraphModule) -> bool:
-    """Whether a graph of Dynamo calls attention, outside of sub-graphs."""
-    return any(node.target is ATTENTION for node in module.graph.nodes)
+    """Whether a graph of Dynamo has attention, or a softmax, outside of sub-graphs."""
+    targets = (ATTENTION, *SOFTMAXES)
+    return any(node.target in targets for node in module.graph.nodes)
 
 
-def keep_attention(module: GraphModule) -> list[str]:
+def keep_attention(module: GraphModule, left: list[str] | None = None) -> list[str]:
     """Change the calls of attention in a graph of Dynamo, in place; says what changed.
 
     Empty if nothing changed. Calls of sub-graphs (checkpointing) stay as they are.
     """
-    graph, done = module.graph, Counter[str]()
+    graph, done, stays = module.graph, Counter[str](), Counter[str]()
+    _join_written(graph, done, stays)
     masks, copies = Masks(graph), dict[Node, Node]()
     for node in graph.nodes:
         if node.op == "call_function" and node.target is ATTENTION:
@@ -333,10 +349,49 @@ def keep_attention(module: GraphModule) -> list[str]:
                 done.update(_keep_whole(graph, node, masks, copies))
             except Exception as error:  # must not end the user's compilation
                 warn_once(f"a call of attention is left as it is: {one_line(error)}")
+    if left is not None:
+        stays[DROPOUT] += done[DROPOUT]
+        left += [f"{count} x attention: {text}" for text, count in sorted(stays.items()) if count]
     if not done.keys() - {DROPOUT}:
         return []
     module.recompile()
     return [f"{count} x attention: {what}" for what, count in sorted(done.items())]
+
+
+def _join_written(graph: Graph, done: Counter[str], stays: Counter[str]) -> None:
+    """Make calls of attention of products and softmaxes; counts those that are and that are not."""
+    masks = Masks(graph)
+    for found in written_attention(graph):
+        if isinstance(found, Refused):
+            stays[f"its products and its softmax stay: {found}"] += 1
+            continue
+        try:
+            mask = found.added or found.condition
+            value = None if mask is None else masks.value(mask)
+            rows_are_seen = value is not None and sees_all_rows(found, value)
+            if found.added is not None and not (rows_are_seen or is_bias(found.added)):
+                raise Refused("its mask may hide whole rows")
+            if _may_change(graph, found):
+                raise Refused("an operand is changed in place")
+            join(graph, found, rows_are_seen)
+            done[WRITTEN] += 1
+        except Refused as reason:
+            stays[f"its products and its softmax stay: {reason}"] += 1
+
+
+def _may_change(graph: Graph, found: Written) -> bool:
+    """Whether an operand may change between the products, so that one call reads another value."""
+    operands = (found.query, found.key_transposed, found.added, found.condition)
+    memory = {memory_of(node) for node in operands if node is not None}
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    assert found.output is not None
+    span = range(order[found.nodes[-1]], order[found.output])
+    return any(
+        memory_of(operand) in memory
+        for node, number in order.items()
+        if number in span and node not in found.nodes and may_write(node)
+        for operand in node.all_input_nodes
+    )
 
 
 def _keep_whole(graph: Graph, node: Node, masks: Masks, copies: dict[Node, Node]) -> list[str]:

@@ -7,6 +7,7 @@ code generator, which takes as long as everything else.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
@@ -15,9 +16,10 @@ from torch.fx import GraphModule
 
 from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph
 from nostall.attach.torch_compile.measure.kernel_accuracy import Region
-from nostall.attach.torch_compile.rewrite.attention import calls_attention, keep_attention
+from nostall.attach.torch_compile.rewrite.attention import calls_attention
 from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult
+from nostall.attach.torch_compile.rewrite.loss import has_losses
 from nostall.attach.torch_compile.rewrite.matching import region_record
 from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepair
 from nostall.attach.torch_compile.selection.dispatcher import GraphDispatcher, SelectionContext
@@ -78,14 +80,14 @@ class CandidateBuilder:
         self.sources: tuple[Source, ...] = (self.regions, self.products)
         # Whether Inductor ran its passes; it does not if PyTorch's caches have the code.
         self.is_observed = False
+        # Graphs that candidates are compiled from, by whether losses keep their logits.
+        self._graphs: dict[bool, GraphModule] = {}
 
     def dispatcher(
         self, module: GraphModule, copy: GraphModule, inputs: Sequence[Any], store: KernelStore
     ) -> GraphDispatcher:
         """Compile the baseline; the returned dispatcher will build the candidate from ``copy``."""
-        source = copy
-        if self.versions.options.attention == "measure" and calls_attention(copy):
-            self.report.attention = keep_attention(source := clone_graph(copy))
+        source = self._rewritten(copy, Selection("stitched"))
         context = SelectionContext(
             graph=self.report.graph,
             store=store,
@@ -93,7 +95,7 @@ class CandidateBuilder:
             seconds=self.versions.options.seconds,
             tasks=self.tasks,
             about=circumstances(self.versions.device, self.patches),
-            repair=self._repair(source, copy),
+            repair=self._repair(copy),
             next_selection=self._next_selection,
         )
         observe = self._observer() if self.versions.needs_observation else None
@@ -108,7 +110,16 @@ class CandidateBuilder:
             comparisons = self.regions.comparisons
             for worker in INDUCTOR_WORKERS:
                 self.tasks.add_final(partial(compile_baselines, comparisons, compiler, worker))
-        return GraphDispatcher(baseline, partial(self._build, source), context, self.state)
+        return GraphDispatcher(baseline, partial(self._build, copy), context, self.state)
+
+    def _rewritten(self, original: GraphModule, selection: Selection) -> GraphModule:
+        """What a selection's candidate is compiled from, which no compiler may modify."""
+        if not (calls_attention(original) or has_losses(original)):
+            return original
+        if selection.whole_logits not in self._graphs:
+            module = self.versions.rewritten(clone_graph(original), selection)
+            self._graphs[selection.whole_logits] = module
+        return self._graphs[selection.whole_logits]
 
     def _build(
         self, copy: GraphModule, args: Sequence[Any], selection: Selection | None
@@ -124,13 +135,14 @@ class CandidateBuilder:
         if self.selection is None or selection not in (None, self.selection):
             self.selection = selection or self._select_kernels()
             kernel_filter = self.versions.kernel_filter(self.selection)
+            source = self._rewritten(copy, self.selection)
             if not self.versions.local_only_reason and self.precompiler.compile_candidate(
-                copy, args, self.patches, kernel_filter
+                source, args, self.patches, kernel_filter
             ):
                 return None
-        # Compilers modify their graph, and the accuracy check runs this one.
-        known = self.precompiler.rewrite_result
-        return self._compile(clone_graph(copy), args, self.selection, known)
+        # Compilers modify their graph.
+        module = clone_graph(self._rewritten(copy, self.selection))
+        return self._compile(module, args, self.selection, self.precompiler.rewrite_result)
 
     def _compile(
         self,
@@ -145,11 +157,11 @@ class CandidateBuilder:
             inputs = self.dynamic_inputs.inputs
             return self.versions.compile_candidate(module, inputs, selection, worker_result)
 
-    def _repair(self, source: GraphModule, original: GraphModule) -> AccuracyRepair:
-        """``source``: what candidates are compiled from. ``original``: the graph as it came."""
+    def _repair(self, original: GraphModule) -> AccuracyRepair:
+        """``original``: the graph as it came."""
 
         def compile_again(args: Sequence[Any], selection: Selection) -> Candidate:
-            return self._compile(clone_graph(source), args, selection)
+            return self._compile(clone_graph(self._rewritten(original, selection)), args, selection)
 
         def regions(candidate: Candidate) -> list[Region]:
             store, known = KernelStore(), candidate.selection.regions
@@ -173,7 +185,12 @@ class CandidateBuilder:
 
     def _next_selection(self, candidate: Candidate, kernels: Collection[str]) -> Selection | None:
         """The selection to try after a candidate that is not faster, and called ``kernels``."""
-        return self.products.alone(candidate.selection, kernels)
+        tried = candidate.selection
+        if self.report.loss:
+            tried = replace(tried, whole_logits=True)
+            if kernels or self.report.attention:
+                return tried
+        return self.products.alone(tried, kernels)
 
     def _observer(self) -> GraphObserver:
         """The observer of Inductor's graphs; it does not keep this object alive.
@@ -192,7 +209,7 @@ class CandidateBuilder:
 
     def _observe(self, module: GraphModule) -> None:
         """Plan the background work for one of Inductor's graphs, while Inductor compiles it."""
-        if self.report.attention:
+        if self.report.is_rewritten:
             return  # The candidate has other operators: a worker finds its graphs later.
         self.is_observed = True
         if not self._add_graph(module):

@@ -16,9 +16,11 @@ from torch._subclasses import FakeTensor
 from nostall.attach.torch_compile.measure.accuracy import AccuracyError
 from nostall.attach.torch_compile.measure.call import Call, run_and_find_mutations
 from nostall.attach.torch_compile.measure.graph_comparison import (
+    CHOSEN,
     VERDICTS,
     NoStitchedKernel,
     compare_graphs,
+    judge,
 )
 from nostall.attach.torch_compile.measure.kernel_comparison import AllKernelsSlower
 from nostall.attach.torch_compile.rewrite.compilers import CompiledGraph
@@ -245,8 +247,9 @@ class GraphDispatcher:
         self.report.add_seconds("graph_comparison", time.perf_counter() - began)
         self.report.comparison = comparison
         self.report.kernels = self.report.kernels or len(kernels)
-        verdict, selection = comparison.comparison().verdict, candidate.selection
-        if verdict == "faster":
+        verdict = judge(comparison, has_chunks=bool(self.report.loss))
+        selection = candidate.selection
+        if verdict in CHOSEN:
             self._active = candidate.run
         else:
             following = self._next_selection(candidate, kernels)
@@ -302,7 +305,7 @@ class GraphDispatcher:
                 context.clock,
                 context.seconds,
                 None if context.repair is None else context.repair.program,
-                needs_kernels=not self.report.attention,
+                needs_kernels=not self.report.is_rewritten,
             )
 
     def _follow_rank0(self, candidate: Candidate) -> None:
@@ -327,6 +330,7 @@ class GraphDispatcher:
             kept_in_inductor=tuple(sorted(selection.kept_in_inductor)),
             regions=dict(selection.regions),
             products_only=selection.products_only,
+            whole_logits=selection.whole_logits,
             comparison=comparison,
             earlier=tuple(self.report.earlier),
             about=self._context.about,
@@ -347,7 +351,7 @@ class GraphDispatcher:
         if self.report.earlier:
             selection = self._selection or Selection("stitched")
             comparison = self.report.earlier.pop().comparison
-            verdict = VERDICTS[comparison.comparison().verdict]
+            verdict = VERDICTS[judge(comparison)]
             reason = f"{verdict}; {selection.title}: {reason}"
         self._commit(Selection("inductor"), reason, (), comparison, ranks)
 

@@ -216,7 +216,7 @@ class ProductSource:
         selection = choice.selection
         with_products = self._extended(selection)
         is_unchanged = with_products is selection
-        if choice.slower is not None and is_unchanged and not self.versions.report.attention:
+        if choice.slower is not None and is_unchanged and not self.versions.report.is_rewritten:
             return choice
         displacement = self._displacement(choice, with_products.regions)
         if not displacement.kernels:

@@ -24,6 +24,7 @@ from nostall.attach.torch_compile.rewrite.compilers import (
 )
 from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
+from nostall.attach.torch_compile.rewrite.loss import chunk_losses
 from nostall.attach.torch_compile.store.rank_sync import Selection
 from nostall.attach.warning import warn_once
 
@@ -106,15 +107,12 @@ class GraphVersions:
         selection: Selection,
         worker_result: RewriteResult | None = None,
     ) -> Candidate:
-        """Compile with the kernels of a selection.
+        """Compile a graph that :meth:`rewritten` returned with the kernels of a selection.
 
         ``worker_result``: what a worker inserted when it compiled the same; the caches then have
         the graphs, and no pass runs here.
         """
         kernel_filter = self.kernel_filter(selection)
-        if self.options.attention == "measure":
-            # Nothing is left to change if the graph's copy for the workers was changed before.
-            self.report.attention = keep_attention(module) or self.report.attention
 
         def compile_graph() -> tuple[CompiledGraph, RewriteResult]:
             result = RewriteResult()
@@ -132,6 +130,31 @@ class GraphVersions:
         self.report.kernels = len(result.kernels) or self.report.kernels
         self.report.kept_in_inductor = len(kernel_filter.kept_in_inductor)
         return Candidate(run, result, selection)
+
+    def rewritten(self, module: GraphModule, selection: Selection) -> GraphModule:
+        """The graph of a selection's candidate: ``module``, changed in place before AOTAutograd."""
+        if self.options.attention == "measure":
+            left: list[str] = []
+            self.report.attention = keep_attention(module, left)
+            self.report.left = [line for line in self.report.left if " attention: " not in line]
+            self.report.left += left
+        if self.options.loss == "measure":
+            if selection.whole_logits:
+                self.report.loss = []
+            else:
+                self.chunk_losses(module)
+        return module
+
+    def chunk_losses(self, module: GraphModule, *, forced: bool = False) -> None:
+        """Change the losses of a graph in place; ``forced``: in all versions, also small ones."""
+        changes = chunk_losses(module, forced=forced)
+        changed = changes.lines(changes.changed)
+        if forced:
+            self.report.chunked = changed
+        else:
+            self.report.loss = changed
+        self.report.left = [line for line in self.report.left if " loss: " not in line]
+        self.report.left += changes.lines(changes.left)
 
     def kernel_filter(self, selection: Selection) -> KernelFilter:
         """The filter for the kernels of a selection."""

@@ -34,11 +34,14 @@ class Selection:
     regions: Mapping[str, RegionRecord] = field(default_factory=dict)
     # Whether all kernels but those of matrix products stay with Inductor.
     products_only: bool = False
+    # Whether losses keep their logits.
+    whole_logits: bool = False
 
     @property
     def title(self) -> str:
         """Which kernels its candidate has, as text."""
-        return "products alone" if self.products_only else "all kernels"
+        kernels = "products alone" if self.products_only else "all kernels"
+        return f"{kernels}, logits kept" if self.whole_logits else kernels
 
 
 class PublishedSelection(Record, frozen=True):
@@ -50,6 +53,7 @@ class PublishedSelection(Record, frozen=True):
     # (record, source) of each kernel, as :meth:`KernelStore.export_kernel` returns them.
     kernels: dict[str, tuple[str, str]]
     products_only: bool = False
+    whole_logits: bool = False
 
 
 class RankSync:
@@ -87,6 +91,7 @@ class RankSync:
             regions=dict(selection.regions),
             kernels={step.kernel: kernels.export_kernel(step.kernel) for step in steps},
             products_only=selection.products_only,
+            whole_logits=selection.whole_logits,
         )
         self._store.set(graph, zlib.compress(message.json))
 
@@ -98,4 +103,6 @@ class RankSync:
         for record, source in message.kernels.values():
             kernels.import_kernel(record, source)
         kept = frozenset(message.kept_in_inductor)
-        return Selection(message.version, kept, message.regions, message.products_only)
+        return Selection(
+            message.version, kept, message.regions, message.products_only, message.whole_logits
+        )

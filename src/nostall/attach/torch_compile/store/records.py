@@ -239,6 +239,18 @@ class ComparisonRecord(Record, frozen=True):
     null_high: float
     # Largest relative difference of a result or gradient.
     difference: float
+    # Peak memory of a step above what was allocated before it, in bytes: Inductor's version, the
+    # candidate.  None if it was not measured: on a CPU, and of steps in CUDA graphs.
+    inductor_bytes: int | None = None
+    stitched_bytes: int | None = None
+
+    @property
+    def memory(self) -> str:
+        """Peak memory as text; empty if it was not measured."""
+        if not self.inductor_bytes or self.stitched_bytes is None:
+            return ""
+        peak, other = (1e-9 * each for each in (self.stitched_bytes, self.inductor_bytes))
+        return f"peak memory of a step: candidate {peak:.3f} GB, Inductor's version {other:.3f} GB"
 
     def __str__(self) -> str:
         """The ratio and its interval."""
@@ -282,6 +294,8 @@ class SelectionRecord(Record, frozen=True, kw_only=True):
     products_only: bool = False
     # Measurements of other candidates before the one that decided.
     earlier: tuple[EarlierComparison, ...] = ()
+    # Whether losses keep their logits.
+    whole_logits: bool = False
 
 
 class KernelComparisonRecord(Record, frozen=True, kw_only=True):

@@ -130,6 +130,8 @@ def compilation(data: bytes) -> Iterator[Compilation]:
     from torch.fx._graph_pickler import GraphPickler
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    from nostall.attach.torch_compile.runtime import chunked_loss  # noqa: F401, the same
+
     mode = FakeTensorMode(shape_env=ShapeEnv())
     content: Any = GraphPickler.loads(data, mode)
     module, attributes, inputs, patches, kernel_filter, state = content

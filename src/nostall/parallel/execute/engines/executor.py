@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -27,12 +28,19 @@ class Executor(Protocol):
     own: OwnSamples
     """The samples that the rank reads."""
 
-    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+    def step(
+        self, inputs: Any, targets: Any, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
         """Run the forward and backward passes of one iteration on the rank's own samples.
 
-        Returns this rank's part of the loss, a scalar.  Afterwards the gradients are in the
-        parameters' ``.grad``; the caller clears them before the next iteration.
+        Returns this rank's part of the loss, a scalar.  Adds ``scale`` times the gradients to the
+        parameters' ``.grad``, and with ``reduce`` sums these over the ranks that hold the
+        parameter; the caller clears them before the next iteration.
         """
+        ...
+
+    def compile(self, note: Callable[[str], None]) -> None:
+        """Compile the stages from the next step on; ``note`` is told why one is not compiled."""
         ...
 
 

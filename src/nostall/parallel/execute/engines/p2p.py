@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -67,6 +68,7 @@ class P2PExecutor:
             s: model.stage_parameters(plan.stages[s].first, plan.stages[s].end) for s in stages
         }
         self.passes = {s: StagePasses(self.parameters[s], plan.recompute) for s in stages}
+        self._compiled: dict[tuple[int, int], Segment] = {}
         self._first_of_size = self._trace_segments()
         delays = MessageDelays(self.device) if slow is not None else None
         self.gradients = GradientReducer(model, plan, self.rank, groups, slow, delays)
@@ -76,10 +78,13 @@ class P2PExecutor:
         """Tensors between two stages of this rank, by direction, boundary and micro-batch."""
         self._receives: dict[Operation, PendingTensors] = {}
         self._last_backward = {op.stage: op for op in self.operations if op.kind in "BW"}
-        self._is_cold = True
+        self._is_cold, self._scale = True, 1.0
 
-    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+    def step(
+        self, inputs: Any, targets: Any, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._scale = scale
         batch = (inputs, targets)
         if self._is_cold:
             self._warm_up(batch)
@@ -88,7 +93,7 @@ class P2PExecutor:
             for upcoming in self.operations[at + 1 : at + LOOKAHEAD]:
                 if self._is_received_ahead(upcoming):
                     self._start_receive(upcoming)
-            is_last = operation == self._last_backward[operation.stage]
+            is_last = reduce and operation == self._last_backward[operation.stage]
             if is_last:
                 self.gradients.reduce_during_backward()
             part = self._run(operation, batch)
@@ -97,10 +102,20 @@ class P2PExecutor:
             if is_last and len(self.plan.stages) > 1:
                 gpus = self.plan.stages[operation.stage].gpus
                 self.gradients.reduce_stage(self.parameters[operation.stage], gpus)
-        self.gradients.finish()
+        if reduce:
+            self.gradients.finish()
         for link in self.links.values():
             link.finish()
         return loss
+
+    def compile(self, note: Callable[[str], None]) -> None:
+        """See :class:`~.executor.Executor`."""
+        if any(operation.kind == "W" for operation in self.operations) or self.plan.recompute:
+            note("not compiled: backward passes in two halves, and re-computed forward passes")
+            return
+        for s, samples in self._first_of_size:
+            self._compiled[s, samples] = self._segment(s, samples).compiled(note)
+        self._is_cold = True
 
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
         """This rank's part of the loss by the forward passes alone, without gradients."""
@@ -144,13 +159,16 @@ class P2PExecutor:
         received = self._take(operation, "forward", s - 1) if s else {}
         is_mean = self.model.job.reduction == "mean"
         weight = samples / self.workload.global_batch if is_mean else 1.0
+        passes = self.passes[s]
         segment, part = self._segment(s, samples), self._slice(batch, m)
-        sent, loss = self.passes[s].forward(m, segment, received, part, weight)
+        sent, loss = passes.forward(m, segment, received, part, weight, self._scale)
         if s + 1 < len(self.plan.stages):
             self._give("forward", s, m, sent)
         return loss
 
     def _segment(self, s: int, samples: int) -> Segment:
+        if (s, samples) in self._compiled:
+            return self._compiled[s, samples]
         stage = self.plan.stages[s]
         return self.model.segment(stage.first, stage.end, samples, self.device)
 

@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -131,7 +132,8 @@ class PipeliningExecutor:
         self.gradients = GradientReducer(model, plan, rank, groups)
         self.gradients.broadcast_parameters()
         self.modules: list[_StageModule] = []
-        self._is_cold = True
+        self._is_cold, self._scale = True, 1.0
+        self._losses: list[torch.Tensor] = []
         if self.row:
             operations = rank_schedules(workload, plan)
             ranks = pipelines[self.replica]
@@ -146,7 +148,10 @@ class PipeliningExecutor:
             stages = [self._make_stage(s) for s in self.stages]
             self.schedule = make_schedule(stages, workload.micro_batches, self._loss, rows)
 
-    def step(self, inputs: Any, targets: Any) -> torch.Tensor:
+    def step(
+        self, inputs: Any, targets: Any, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
+        self._scale, self._losses = scale, []
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         if not self.row:
             return loss
@@ -157,12 +162,21 @@ class PipeliningExecutor:
         if self._is_cold:
             self._warm_up()
         numbers = torch.arange(self.workload.micro_batches)
-        losses: list[torch.Tensor] = []
-        self.schedule.step(target=numbers, losses=losses, number=numbers, return_outputs=False)
-        self.gradients.finish()
-        for part in losses:
-            loss += part.detach()
+        self.schedule.step(target=numbers, number=numbers, return_outputs=False)
+        if reduce:
+            self.gradients.finish()
+        for part in self._losses:
+            loss += part
         return loss
+
+    def compile(self, note: Callable[[str], None]) -> None:
+        """See :class:`~.executor.Executor`."""
+        if self.row and self._split_backward:
+            note("not compiled: backward passes in two halves")
+            return
+        for module in self.modules:
+            module.segment = module.segment.compiled(note)
+        self._is_cold = True
 
     def _warm_up(self) -> None:
         for s, module in zip(self.stages, self.modules, strict=True):
@@ -206,4 +220,6 @@ class PipeliningExecutor:
         """A micro-batch's part in the loss of the iteration; all slices have equal size."""
         parts = self.workload.micro_batches * len(self.plan.stages[0].gpus)
         is_mean = self.model.job.reduction == "mean"
-        return output.sum() / parts if is_mean else output.sum()
+        loss = output.sum() / parts if is_mean else output.sum()
+        self._losses.append(loss.detach())
+        return loss * self._scale

@@ -50,11 +50,13 @@ class StagePasses:
         received: Tensors,
         batch: tuple[Any, Any],
         weight: float,
+        scale: float = 1.0,
     ) -> tuple[Tensors, torch.Tensor | None]:
         """Run the forward pass; returns the tensors for the next stage and the weighted loss.
 
         The loss is None except in the last stage; ``weight`` is its weight in the loss of the
-        iteration.  ``batch`` is this rank's part of (inputs, targets).
+        iteration, and ``scale`` times that its weight in the gradients.  ``batch`` is this rank's
+        part of (inputs, targets).
         """
         inputs = {name: _as_leaf(received[name]) for name in segment.received}
         used = {name: inputs[name] for name in segment.used}
@@ -64,8 +66,8 @@ class StagePasses:
             outputs = segment(used, *batch)
         loss = None
         if "loss" in outputs:
-            outputs = {"loss": outputs["loss"] * weight}
-            loss = outputs["loss"].detach()
+            loss = outputs["loss"].detach() * weight
+            outputs = {"loss": outputs["loss"] * (weight * scale)}
         sent = {n: outputs[n] if n in outputs else received[n] for n in segment.sent}
         self._in_flight[micro_batch] = _InFlight(segment, inputs, outputs)
         return {name: value.detach() for name, value in sent.items()}, loss

@@ -85,6 +85,8 @@ def run_rank(config: RunConfig) -> RunResult:
         engine=config.engine,
         check=config.check,
         deadline=config.deadline,
+        compile=config.compile,
+        capture=config.capture,
     )
     if isinstance(plan, PlanFile):
         return run_sharding_plan(job, plan, options)

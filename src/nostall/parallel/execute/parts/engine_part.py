@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.exc import TorchDynamoException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nostall.parallel.errors import BadModel, BadPlan
-from nostall.parallel.execute.parts.part import PartOptions, RankMesh, TrainingModes
+from nostall.parallel.execute.parts.part import (
+    KeptGradients,
+    Noted,
+    PartOptions,
+    RankMesh,
+    TrainingModes,
+)
+from nostall.parallel.module.compilation import failure
 from nostall.parallel.module.effects import random_operators
 from nostall.parallel.module.job import Job
 from nostall.parallel.module.precision import coarsest, computed_dtypes
@@ -26,7 +36,7 @@ _TRACED_SAMPLES = 2
 _UNKNOWN = "operators of a module that cannot be traced"
 
 
-class EnginePart:
+class EnginePart(Noted):
     """See :class:`~.part.Part`; every rank runs the module on its share of a batch.
 
     The module need not be traceable.  FSDP2's parameters are DTensors.
@@ -37,6 +47,7 @@ class EnginePart:
         policy: MixedPrecisionPolicy | None = None,
     ) -> None:  # fmt: skip
         """Raises :class:`BadPlan` if the plan is for another module."""
+        super().__init__()
         self.job, self.plan, self.samples, self.engine = job, plan, plan.samples, str(plan.engine)
         device, module = options.device, job.module
         joint = _traced(job)
@@ -49,16 +60,21 @@ class EnginePart:
         trainable = {name for name, p in module.named_parameters() if p.requires_grad}
         self.trained = frozenset(joint.gradients if joint else trainable)
         self._modes = TrainingModes(module)
-        self._call = module
+        self._call: Any = module
+        self._kept = KeptGradients()
+        self._compiled: list[torch.nn.Module] = []
         if plan.engine == "ddp":
             _check_policy(policy)
             module.to(device)
-            self._compile(module)
-            self._call = DistributedDataParallel(
-                module, find_unused_parameters=self.trained != trainable or joint is None
-            )
+            has_unused = self.trained != trainable or joint is None
+            self._call = DistributedDataParallel(module, find_unused_parameters=has_unused)
+            if has_unused:
+                self.no_graph = "DDP asks all ranks in each step which parameters have gradients"
         else:
+            self.no_graph = "FSDP2 frees and gathers parameters in each step"
             self._shard(module, device, policy)
+        if plan.is_compiled:
+            self.compile()
         self.parameters: Mapping[str, torch.nn.Parameter] = dict(module.named_parameters())
         is_sharded, is_first = plan.engine == "fsdp2", dist.get_rank() == 0
         self.counted = frozenset(self.parameters if is_sharded or is_first else ())
@@ -76,11 +92,53 @@ class EnginePart:
             )
         return OwnSamples((split_evenly(0, samples, ranks)[dist.get_rank()],))
 
-    def step(self, inputs: Any, targets: Any, samples: int) -> torch.Tensor:
-        loss = self.job.run(inputs, targets, self._call) * self._weight(samples)
-        # The engines average over ranks, and the gradients of the parts are summed.
-        (loss * dist.get_world_size()).backward()
+    def step(
+        self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
+        is_ddp = isinstance(self._call, DistributedDataParallel)
+        if is_ddp:
+            self._kept.restore(self.parameters)
+        else:
+            self._call.set_requires_gradient_sync(reduce)
+        # DDP decides in the forward pass whether the backward pass reduces.
+        with nullcontext() if reduce or not is_ddp else self._call.no_sync():
+            loss = self._forward(inputs, targets) * self._weight(samples)
+            # The engines average over ranks, and the gradients of the parts are summed.
+            (loss * (scale * dist.get_world_size())).backward()
+        if is_ddp and not reduce:
+            self._kept.keep(self.parameters)
         return loss.detach().double()
+
+    def compile(self) -> None:
+        """The whole module with DDP, each group of FSDP2 alone."""
+        parts = dict(self.job.module.named_modules())
+        self._compiled = [parts[name] for name in self.plan.wrap] or [self.job.module]
+        for part in self._compiled:
+            part.compile()
+
+    def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
+        try:
+            return self.job.run(inputs, targets, self._call)
+        except TorchDynamoException as error:
+            if not self._compiled:
+                raise
+            reason = failure(error)
+            if self.plan.engine == "fsdp2":  # its groups are in the middle of a pass
+                raise BadPlan(f"FSDP2's groups are {reason}; leave --compile out") from error
+            self.note(reason)
+            for part in self._compiled:
+                part._compiled_call_impl = None
+            self._compiled = []
+            return self.job.run(inputs, targets, self._call)
+
+    def drop_kept(self) -> None:
+        """Raises :class:`BadModel` for FSDP2, which has no way to drop them."""
+        if self.plan.engine == "fsdp2":
+            raise BadModel(
+                "FSDP2 keeps the gradients of passes with reduce=False inside, where they cannot "
+                "be dropped; make a pass with reduce=True, then call zero_grad()"
+            )
+        self._kept.drop()
 
     def evaluate(
         self, inputs: Any, targets: Any, samples: int, *, is_training: bool
@@ -102,6 +160,17 @@ class EnginePart:
         """Weight of the rank's own mean in the loss."""
         return len(self.own(samples)) / samples if self.job.reduction == "mean" else 1.0
 
+    def prepare_capture(self, stream: torch.cuda.Stream | None) -> None:
+        """DDP anew on the stream of the capture: its nodes that add gradients stay on one stream.
+
+        A collective call.
+        """
+        has_unused = self._call.find_unused_parameters
+        self._call = None
+        gc.collect()  # the nodes live as long as the former DDP, which refers to itself
+        with torch.cuda.stream(stream):
+            self._call = DistributedDataParallel(self.job.module, find_unused_parameters=has_unused)
+
     def _shard(
         self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None
     ) -> None:
@@ -121,12 +190,6 @@ class EnginePart:
                 mp_policy=policy or MixedPrecisionPolicy(),
                 reshard_after_forward=self.plan.reshard_after_forward,
             )
-        for part in [parts[name] for name in self.plan.wrap] or [module]:
-            self._compile(part)
-
-    def _compile(self, module: torch.nn.Module) -> None:
-        if self.plan.is_compiled:
-            module.compile()
 
 
 def _traced(job: Job) -> JointGraph | None:

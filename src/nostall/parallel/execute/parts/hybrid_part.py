@@ -10,6 +10,7 @@ import torch
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.part import (
+    Noted,
     PartOptions,
     RankMesh,
     TrainingModes,
@@ -24,13 +25,15 @@ from nostall.parallel.sharding.placements import Placements
 from nostall.parallel.slices import OwnSamples
 
 
-class HybridPart:
+class HybridPart(Noted):
     """See :class:`~.part.Part`; stages have consecutive ranks."""
 
     engine: str = "hybrid"
 
     def __init__(self, computation: Computation, plan: HybridFile, options: PartOptions) -> None:
         """Raises :class:`BadPlan` if the plan was made for another module."""
+        super().__init__()
+        self.no_graph = "messages between stages of a hybrid are not captured"
         job, device = computation.job, options.device
         model = Model(computation.traced)
         if plan.stages[-1][0].end != len(model):
@@ -81,13 +84,21 @@ class HybridPart:
         starts = range(0, samples, size) if end > first else range(0)
         return OwnSamples(tuple((start + first, start + end) for start in starts))
 
-    def step(self, inputs: Any, targets: Any, samples: int) -> torch.Tensor:
-        scale = self._scale(samples)
-        loss = self._rank.step(self._micro_batches(inputs, targets, samples)) * scale
+    def step(
+        self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
+        weight, micro_batches = self._scale(samples), self._micro_batches(inputs, targets, samples)
+        loss = self._rank.step(micro_batches, scale * weight, reduce=reduce) * weight
         for name, (gradient,) in self._rank.own.gradients.items():
             own = self._rank.own.captured.stage.names[name]
-            self.parameters[own].grad = scale * gradient
+            self.parameters[own].grad = gradient.clone() if scale * weight == 1.0 else gradient
         return self._on_first_of_stage(loss)
+
+    def compile(self) -> None:
+        self._rank.own.program.compile(self.note)
+
+    def drop_kept(self) -> None:
+        self._rank.own.sums.values.clear()
 
     def evaluate(
         self, inputs: Any, targets: Any, samples: int, *, is_training: bool
@@ -98,7 +109,7 @@ class HybridPart:
         return self._on_first_of_stage(loss * self._scale(samples))
 
     def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
-        whole = self._rank.own.whole_gradients(self._scale(self.samples))
+        whole = self._rank.own.whole_gradients(1.0)
         return {**dict.fromkeys(self._held), **whole}
 
     def close(self) -> None:

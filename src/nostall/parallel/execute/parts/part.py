@@ -69,6 +69,22 @@ class Part(Protocol):
     """Number of the rank's mesh."""
     collectives: Mapping[str, int]
     """Collectives of the last step by kind, if the engine counts them."""
+    notes: list[str]
+    """What is not compiled or not captured, with the reason."""
+    no_graph: str
+    """Why the steps cannot be CUDA graphs; empty if they may be."""
+
+    def note(self, text: str) -> None:
+        """Add to the notes, once."""
+        ...
+
+    def prepare_capture(self, stream: Any) -> None:
+        """Get ready for a capture on a CUDA stream; a collective call."""
+        ...
+
+    def compile(self) -> None:
+        """Compile by Inductor what a rank computes between its collectives, from the next step."""
+        ...
 
     def own(self, samples: int) -> OwnSamples:
         """The samples that the rank reads of a whole batch of ``samples``; none if it reads none.
@@ -77,12 +93,20 @@ class Part(Protocol):
         """
         ...
 
-    def step(self, inputs: Any, targets: Any, samples: int) -> torch.Tensor:
+    def step(
+        self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
         """Forward and backward pass on the rank's own samples of a whole batch of ``samples``.
 
-        Returns this rank's part of the loss, a sum over ranks.  The gradients are in the
-        parameters' ``.grad``, which were None before.
+        Returns this rank's part of the loss, a sum over ranks.  ``scale`` times the gradients are
+        in the parameters' ``.grad``, which were None before.  Without ``reduce`` they are not: the
+        part keeps them, and the next step with ``reduce`` adds them before its reduction over
+        ranks.
         """
+        ...
+
+    def drop_kept(self) -> None:
+        """Drop the gradients that steps without ``reduce`` kept."""
         ...
 
     def evaluate(
@@ -99,6 +123,45 @@ class Part(Protocol):
     def close(self) -> None:
         """Destroy the process groups of the part; no rank may have messages under way."""
         ...
+
+
+class Noted:
+    """The notes of a part."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.no_graph = ""
+
+    def note(self, text: str) -> None:
+        """See :class:`Part`."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def prepare_capture(self, stream: Any) -> None:
+        """See :class:`Part`; most parts need nothing."""
+
+
+class KeptGradients:
+    """Gradients of a rank's own samples, which passes without a reduction leave in ``.grad``."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def restore(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Put the kept gradients into ``.grad``, so that the next pass adds to them."""
+        for name, gradient in self._kept.items():
+            parameters[name].grad = gradient
+        self._kept.clear()
+
+    def keep(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Take the gradients out of ``.grad``."""
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                self._kept[name], parameter.grad = parameter.grad, None
+
+    def drop(self) -> None:
+        """Forget the kept gradients."""
+        self._kept.clear()
 
 
 class TrainingModes:

@@ -15,7 +15,13 @@ from nostall.parallel.execute.engines.executor import Executor
 from nostall.parallel.execute.engines.p2p import P2PExecutor
 from nostall.parallel.execute.engines.pipelining import PipeliningExecutor, unsupported_reason
 from nostall.parallel.execute.parts.computation import Computation
-from nostall.parallel.execute.parts.part import PartOptions, RankMesh, TrainingModes
+from nostall.parallel.execute.parts.part import (
+    KeptGradients,
+    Noted,
+    PartOptions,
+    RankMesh,
+    TrainingModes,
+)
 from nostall.parallel.execute.preconditions import check_layers, check_sample_sums
 from nostall.parallel.execute.run_config import Engine
 from nostall.parallel.module.layering import GRANULARITIES
@@ -27,11 +33,15 @@ from nostall.parallel.slices import OwnSamples
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
-class PipelinePart:
+class PipelinePart(Noted):
     """See :class:`~.part.Part`; rank r is GPU r of the plan's cluster."""
 
     def __init__(self, model: Model, workload: Workload, plan: Plan, options: PartOptions) -> None:
         """Raises :class:`BadPlan` if the plan is for another model or the engine cannot run it."""
+        super().__init__()
+        if len(plan.stages) > 1:
+            self.no_graph = "messages between stages of a pipeline are not captured"
+        self._is_compiled = False
         check_layers(model, workload)
         if options.engine not in ENGINES:
             raise BadPlan(f"engine {options.engine!r} is unknown; allowed are {', '.join(ENGINES)}")
@@ -43,6 +53,7 @@ class PipelinePart:
         self._executors: dict[int, Executor] = {}
         self._evaluators: dict[tuple[int, bool], P2PExecutor] = {}
         self._eval_model: Model | None = None
+        self._kept = KeptGradients()
         executor = self._executor(self.samples)
         self.engine: str = executor.engine
         held = {id(p) for p in executor.gradients.parameters}
@@ -63,8 +74,22 @@ class PipelinePart:
         own = self._executor(samples).own
         return own if self._reads_samples(samples) else OwnSamples(())
 
-    def step(self, inputs: Any, targets: Any, samples: int) -> torch.Tensor:
-        return self._executor(samples).step(inputs, targets)
+    def step(
+        self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
+        self._kept.restore(self.parameters)
+        loss = self._executor(samples).step(inputs, targets, scale=scale, reduce=reduce)
+        if not reduce:
+            self._kept.keep(self.parameters)
+        return loss
+
+    def compile(self) -> None:
+        self._is_compiled = True
+        for executor in self._executors.values():
+            executor.compile(self.note)
+
+    def drop_kept(self) -> None:
+        self._kept.drop()
 
     def evaluate(
         self, inputs: Any, targets: Any, samples: int, *, is_training: bool
@@ -89,7 +114,10 @@ class PipelinePart:
         if samples not in self._executors:
             workload = replace(self.workload, global_batch=samples)
             with self._modes.set(is_training=True):
-                self._executors[samples] = self._new_executor(workload)
+                executor = self._new_executor(workload)
+            if self._is_compiled:
+                executor.compile(self.note)
+            self._executors[samples] = executor
         return self._executors[samples]
 
     def _new_executor(self, workload: Workload) -> Executor:

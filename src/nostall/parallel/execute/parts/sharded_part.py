@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.part import (
+    Noted,
     PartOptions,
     RankMesh,
     TrainingModes,
@@ -27,7 +28,7 @@ from nostall.parallel.sharding.placements import (
 )
 from nostall.parallel.sharding.plan_file import PlanFile
 from nostall.parallel.sharding.program.devices import ProcessDevices, Values, redistribute
-from nostall.parallel.sharding.program.program import ShardedProgram
+from nostall.parallel.sharding.program.program import KeptSums, ShardedProgram
 from nostall.parallel.slices import OwnSamples
 
 EVAL_DIFFERS = (
@@ -37,7 +38,7 @@ EVAL_DIFFERS = (
 )
 
 
-class ShardedPart:
+class ShardedPart(Noted):
     """See :class:`~.part.Part`; rank r is device r of the plan's mesh."""
 
     engine: str = "sharded"
@@ -45,7 +46,9 @@ class ShardedPart:
     def __init__(self, computation: Computation, plan: PlanFile, options: PartOptions) -> None:
         """Raises :class:`BadPlan` if the plan was made for another module, or if an operator of the
         step has no kernel on the device."""
+        super().__init__()
         job, device = computation.job, options.device
+        self._is_compiled = False
         self.computation, self.plan, self.device = computation, plan, device
         self.samples = plan.samples
         self._modes = TrainingModes(job.module, computation.traced.module)
@@ -67,6 +70,7 @@ class ShardedPart:
             for name, values in local.items()
         }
         self.trained = frozenset(program.step.joint.gradients)
+        self._sums = KeptSums(frozenset(self.parameters))
         self.placements: Mapping[str, Placements] = {
             name: program.parameter_placements(name) for name in self.parameters
         }
@@ -87,12 +91,15 @@ class ShardedPart:
             return OwnSamples(())
         return OwnSamples((self._program(samples).own_samples(samples),))
 
-    def step(self, inputs: Any, targets: Any, samples: int) -> torch.Tensor:
+    def step(
+        self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
+    ) -> torch.Tensor:
         counts = self._devices.collectives
         counts.clear()
+        self._sums.scale, self._sums.reduce = scale, reduce
         with torch.no_grad():
             result = self._program(samples).run(
-                self._values(), self._buffers, self._leaves(inputs, targets)
+                self._values(), self._buffers, self._leaves(inputs, targets), sums=self._sums
             )
         seen: set[int] = set()
         for name, (gradient,) in result.gradients.items():
@@ -106,6 +113,14 @@ class ShardedPart:
             parameter.grad = own
         self.collectives = {kind: counts[kind] for kind in COLLECTIVES if counts[kind]}
         return self._on_first_rank(result.loss[0])
+
+    def compile(self) -> None:
+        self._is_compiled = True
+        for program in self._programs.values():
+            program.compile(self.note)
+
+    def drop_kept(self) -> None:
+        self._sums.values.clear()
 
     def evaluate(
         self, inputs: Any, targets: Any, samples: int, *, is_training: bool
@@ -137,9 +152,10 @@ class ShardedPart:
             step = self._captured(samples)
             assignment = self.plan.assignment(step.graph, self._short_of(samples))
             batched = self.computation.job.batched_leaves
-            self._programs[samples] = ShardedProgram(
-                step, assignment, self._devices, self.device, batched
-            )
+            program = ShardedProgram(step, assignment, self._devices, self.device, batched)
+            if self._is_compiled:
+                program.compile(self.note)
+            self._programs[samples] = program
         return self._programs[samples]
 
     def _captured(self, samples: int) -> CapturedStep:

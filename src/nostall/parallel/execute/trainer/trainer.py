@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.stateful import Stateful
 
 from nostall.parallel.errors import BadCheckpoint, BadModel
+from nostall.parallel.execute.parts.captured_steps import CapturedSteps
 from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.part import Part
 from nostall.parallel.execute.trainer import checkpoints
@@ -58,6 +59,10 @@ class Trainer:
         self.optimizer, self.samples = optimizer, part.samples
         self.steps = self.passes = 0
         self._is_training = True
+        self._steps: Part | CapturedSteps = part
+        self._has_kept = False
+        """Whether gradients of passes without a reduction are kept."""
+        optimizer.register_step_pre_hook(lambda *_: self._check_reduced())
         optimizer.register_step_post_hook(self._count_step)
         self._unread = _unread(computation.job.module, part)
         self._own: dict[int, OwnSamples] = {}
@@ -66,6 +71,31 @@ class Trainer:
     def engine(self) -> str:
         """Name of the engine that runs the plan."""
         return self._part.engine
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not compiled or not captured, with the reason."""
+        return list(self._part.notes)
+
+    def compile(self) -> Trainer:
+        """Let Inductor compile what this rank computes between collectives; returns the trainer.
+
+        Call it on all ranks, before the first pass.
+        """
+        if isinstance(self._steps, CapturedSteps):
+            raise BadModel("compile() after capture() would not reach the graph; call it before")
+        self._part.compile()
+        return self
+
+    def capture(self) -> Trainer:
+        """Capture passes of whole batches of the plan as one CUDA graph; returns the trainer.
+
+        The first pass runs its batch several times before.  Where steps cannot be captured, they
+        are launched operator by operator, and :attr:`notes` has the reason.  Call it on all ranks.
+        """
+        if not isinstance(self._steps, CapturedSteps):
+            self._steps = CapturedSteps(self._part, self._device)
+        return self
 
     def own_samples(self, samples: int | None = None) -> list[int]:
         """The places in a whole batch of the samples that this rank reads; none if it reads none.
@@ -76,13 +106,20 @@ class Trainer:
         return self._own_of(self.samples if samples is None else samples).indices
 
     def forward_backward(
-        self, batch: Any, *, scale: float = 1.0, samples: int | None = None
+        self,
+        batch: Any,
+        *,
+        scale: float = 1.0,
+        samples: int | None = None,
+        reduce: bool = True,
     ) -> torch.Tensor:
         """Forward and backward pass; adds ``scale`` times the gradients to ``.grad``.
 
         Returns the loss of the whole batch without ``scale``, a scalar that is equal on all ranks.
         ``samples`` is the size of the whole batch, if it is another one than the plan's (the last
-        one of an epoch may be).  For an accumulation over n batches, give ``scale=1/n``.
+        one of an epoch may be).  For an accumulation over n batches, give ``scale=1/n``, and
+        ``reduce=False`` for all but the last: the rank then keeps its own part of the gradients,
+        whole ones also of sharded parameters, until a pass with ``reduce`` sums them over ranks.
         """
         if not self._is_training:
             raise BadModel(
@@ -92,11 +129,15 @@ class Trainer:
         inputs, targets = self._own_batch(batch, size)
         parameters = list(self._part.parameters.values())
         before = [p.grad for p in parameters]
+        if isinstance(self._steps, CapturedSteps):
+            before = [g.clone() if g is not None and self._steps.overwrites(g) else g
+                      for g in before]  # fmt: skip
         for parameter in parameters:
             parameter.grad = None
         with torch.enable_grad(), self._random_numbers("train"):
-            loss = self._part.step(inputs, targets, size)
-        _add_gradients(parameters, before, scale)
+            loss = self._steps.step(inputs, targets, size, scale=scale, reduce=reduce)
+        _add_gradients(parameters, before)
+        self._has_kept = not reduce
         self.passes += 1
         return self._sum_over_ranks(loss)
 
@@ -128,13 +169,20 @@ class Trainer:
 
         Returns that norm before clipping; a tied weight counts once.
         """
+        self._check_reduced()
         part = self._part
         total = total_norm(part.parameters, part.counted, float(norm_type), self._device)
         clip(part.parameters, max_norm, total)
         return total
 
     def zero_grad(self) -> None:
-        """Clear the gradients."""
+        """Clear the gradients, also those that are not reduced.
+
+        Raises :class:`BadModel` for FSDP2 after a pass with ``reduce=False``.
+        """
+        if self._has_kept:
+            self._steps.drop_kept()
+            self._has_kept = False
         self.optimizer.zero_grad(set_to_none=True)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
@@ -239,7 +287,12 @@ class Trainer:
         return path
 
     def close(self) -> None:
-        """Destroy the plan's process groups; the default group stays."""
+        """Destroy the plan's CUDA graph and process groups; the default group stays.
+
+        Call it before the default group ends, too: NCCL waits for graphs that use it.
+        """
+        if isinstance(self._steps, CapturedSteps):
+            self._steps.close()
         self._part.close()
 
     def _own_of(self, samples: int) -> OwnSamples:
@@ -292,7 +345,7 @@ class Trainer:
     @contextmanager
     def _with_optimizer_state(self) -> Iterator[None]:
         """Let an optimiser that has not stepped have a state of zeros, for a moment."""
-        optimizer, steps = self.optimizer, self.steps
+        optimizer, steps, has_kept = self.optimizer, self.steps, self._has_kept
         rates = [group.get("lr") for group in optimizer.param_groups]
         if optimizer.state or None in rates:
             yield
@@ -304,6 +357,7 @@ class Trainer:
                 group["lr"] = 0.0 * group["lr"]
             for parameter in own:
                 parameter.grad = torch.zeros_like(parameter)
+            self._has_kept = False
             type(optimizer).step(optimizer)
             for state in optimizer.state.values():
                 if isinstance(state.get("step"), torch.Tensor):
@@ -312,7 +366,7 @@ class Trainer:
                 group["lr"] = rate
             yield
         finally:
-            self.steps = steps
+            self.steps, self._has_kept = steps, has_kept
             for parameter, gradient in zip(own, gradients, strict=True):
                 parameter.grad = gradient
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -328,6 +382,13 @@ class Trainer:
 
     def _counts(self) -> dict[str, int]:
         return {"steps": self.steps, "passes": self.passes, "seed": self._seed}
+
+    def _check_reduced(self) -> None:
+        if self._has_kept:
+            raise BadModel(
+                "the last pass had reduce=False, so the gradients are not yet summed over ranks; "
+                "give reduce=True to the last pass of an accumulation"
+            )
 
     def _count_step(self, *_: Any) -> None:
         self.steps += 1
@@ -381,13 +442,8 @@ def _unread(module: torch.nn.Module, part: Part) -> list[str]:
     ]
 
 
-def _add_gradients(
-    parameters: list[torch.nn.Parameter], before: list[torch.Tensor | None], scale: float
-) -> None:
-    """Add ``scale`` times the new gradients to those before."""
-    fresh = [p.grad for p in parameters if p.grad is not None]
-    if fresh and scale != 1.0:
-        torch._foreach_mul_(fresh, scale)
+def _add_gradients(parameters: list[torch.nn.Parameter], before: list[torch.Tensor | None]) -> None:
+    """Add the new gradients to those before."""
     pairs = [(old, p) for old, p in zip(before, parameters, strict=True) if old is not None]
     both = [(old, p.grad) for old, p in pairs if p.grad is not None]
     if both:

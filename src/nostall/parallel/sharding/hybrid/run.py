@@ -29,7 +29,7 @@ from nostall.parallel.sharding.program.devices import (
     redistribute,
     scatter,
 )
-from nostall.parallel.sharding.program.program import ShardedProgram
+from nostall.parallel.sharding.program.program import KeptSums, ShardedProgram
 
 Tensors = dict[str, torch.Tensor]
 _CPU = torch.device("cpu")
@@ -104,6 +104,8 @@ class RankOfStage:
         """Gradients of the sent tensors for the forward pass, which does not read them."""
         self.targets = [leaf.to(device) for leaf in tree_leaves(job.targets)]
         self.gradients: dict[str, Values] = {}
+        self.sums = KeptSums(frozenset(self.local))
+        """Gradients of steps without a reduction."""
 
     def own(self, samples: int) -> tuple[int, int]:
         """The samples of a micro-batch that the rank is given; none if the stage reads none."""
@@ -124,12 +126,19 @@ class RankOfStage:
         }
 
     def backward(
-        self, received: Tensors, leaves: Sequence[Any], gradients: Sequence[torch.Tensor]
+        self,
+        received: Tensors,
+        leaves: Sequence[Any],
+        gradients: Sequence[torch.Tensor],
+        sums: KeptSums | None = None,
     ) -> tuple[torch.Tensor, Tensors]:
-        """The loss, and the gradients of the received tensors; those of parameters are added up."""
+        """The loss, and the gradients of the received tensors; those of parameters are added up.
+
+        With ``sums``, before their reduction over devices.
+        """
         result = self.program.run(
             {**self.local, **self._place(received)}, self._with(received),
-            [*leaves, *gradients, *self.targets],
+            [*leaves, *gradients, *self.targets], sums=sums,
         )  # fmt: skip
         back: Tensors = {}
         for name, values in result.gradients.items():
@@ -195,14 +204,24 @@ class HybridRank:
                 own, processes.devices, processes.device, parameters, given_own=given_own
             )
 
-    def step(self, micro_batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
+    def step(
+        self, micro_batches: Sequence[tuple[Any, Any]], weight: float = 1.0, *, reduce: bool = True
+    ) -> torch.Tensor:
         """Run one step; returns the sum of the losses, 0 on ranks of other stages than the last.
 
         ``micro_batches`` are whole, or the rank's own samples of each, with ``given_own``.
-        The gradients, summed over micro-batches, are in ``own.gradients``.
+        ``weight`` times the gradients, summed over micro-batches, are in ``own.gradients``.
+        Without ``reduce`` they are not: they are kept, and reduced by the next step with it.
         """
+        own = self.own
         with torch.no_grad():
-            return self._step(micro_batches)
+            if not reduce or own.sums.values:
+                own.sums.scale, own.sums.reduce = weight, False
+                return self._step(micro_batches, own.sums, reduce=reduce)
+            losses = self._step(micro_batches)
+            if weight != 1.0:
+                own.gradients = {n: [v * weight for v in vs] for n, vs in own.gradients.items()}
+            return losses
 
     def evaluate(self, micro_batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
         """The sum of the losses as :meth:`step` gives it, by forward passes alone."""
@@ -219,7 +238,14 @@ class HybridRank:
         processes.finish()
         return losses
 
-    def _step(self, micro_batches: Sequence[tuple[Any, Any]]) -> torch.Tensor:
+    def _step(
+        self,
+        micro_batches: Sequence[tuple[Any, Any]],
+        sums: KeptSums | None = None,
+        *,
+        reduce: bool = True,
+    ) -> torch.Tensor:
+        """``sums`` receives the gradients; with ``reduce``, the last backward pass reduces them."""
         own, processes = self.own, self.processes
         own.gradients.clear()
         leaves = [tree_leaves(part) for part in micro_batches]
@@ -227,7 +253,7 @@ class HybridRank:
         kept: dict[int, Tensors] = {}
         losses = torch.zeros((), dtype=torch.float64, device=self.device)
         passes = one_forward_one_backward(processes.number, processes.stages, len(batch))
-        for direction, number in passes:
+        for at, (direction, number) in enumerate(passes, 1):
             received = self._receive(direction)
             if direction == "forward":
                 kept[number] = dict(zip(own.segment.used, received, strict=True))
@@ -235,7 +261,9 @@ class HybridRank:
                     processes.send("forward", own.forward(kept[number], batch[number]).values())
                 continue
             given = kept.pop(number)
-            loss, back = own.backward(given, batch[number], received)
+            if sums is not None:
+                sums.reduce = reduce and at == len(passes)
+            loss, back = own.backward(given, batch[number], received, sums)
             losses += loss if own.is_last else 0.0
             processes.send("backward", [
                 back[name] if name in back else torch.zeros_like(tensor)

@@ -6,7 +6,9 @@ than many of them run.  A graph is captured once and launched as a whole.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -38,26 +40,40 @@ class CudaGraph(Generic[T]):
         """Give the memory of the result back to the pool; the graph stays usable."""
         self.result = None
 
-    @classmethod
-    def capture(cls, action: Callable[[], T], pool: Any = None) -> CudaGraph[T]:
-        """The graph of an action on the current CUDA device.
+    def close(self) -> None:
+        """Destroy the graph: NCCL does not end a communicator that a graph uses."""
+        self.release()
+        torch.cuda.synchronize()
+        self._graph.reset()
 
+    @classmethod
+    def capture(
+        cls,
+        action: Callable[[], T],
+        pool: Any = None,
+        *,
+        warm_ups: int = WARM_UPS,
+        stream: Any = None,
+    ) -> CudaGraph[T]:
+        """The graph of an action on the current CUDA device, which first runs ``warm_ups`` times.
+
+        ``stream`` is that of the capture; None for one of PyTorch's own.
         A collective call if there is a process group.  The action must not wait for the GPU.
         Raises :class:`CaptureFailed` on all ranks if one of them cannot capture it; the cause is
         the error of this rank, if it has one.
         """
-        for _ in range(WARM_UPS):
+        for _ in range(warm_ups):
             action()
         torch.cuda.synchronize()
         graph, result, error = torch.cuda.CUDAGraph(), None, None
         try:
             # Watchdog threads of NCCL use CUDA meanwhile, which the mode "global" forbids.
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 result = action()
         except RuntimeError as raised:
             error = raised
             torch.cuda.synchronize()
-        if not _all_ranks(error is None):
+        if not all_ranks(error is None):
             own = "another rank failed" if error is None else str(error).split("\n")[0]
             raise CaptureFailed(
                 f"the action cannot be a CUDA graph ({own}); launch it operator by operator"
@@ -65,10 +81,27 @@ class CudaGraph(Generic[T]):
         return cls(graph, result)  # type: ignore[arg-type]
 
 
-def _all_ranks(own: bool) -> bool:
+def all_ranks(own: bool) -> bool:
     """Whether a statement is true on all ranks."""
     if not dist.is_initialized():
         return own
     flag = torch.tensor(float(own), device="cuda")
     dist.all_reduce(flag, op=dist.ReduceOp.MIN)
     return bool(flag)
+
+
+def wait_in(action: Callable[[], object]) -> str:
+    """Run an action; where it waits for the GPU, as PyTorch's warning says; empty if nowhere.
+
+    A wait shows control or shapes that depend on values on the GPU.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            action()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    found = [own for own in caught if "synchronizing CUDA operation" in str(own.message)]
+    return f"{Path(found[0].filename).name}, line {found[0].lineno}" if found else ""

@@ -3,33 +3,18 @@
 Before an operator runs, each of its inputs is brought into the placement that the operator's
 strategy needs.  The collectives are therefore those that the cost model counts, in the order of
 :mod:`nostall.parallel.sharding.schedule`.
-
-Operators of a captured step on the local tensors of one device.
-
-The positions of tensors among the arguments are found once, so that a call costs little.
-
-Operators that replace, on a GPU, those that PyTorch has for CPUs only.
-
-Steps are traced for CPUs, so that a plan can be made without a GPU.  The one operator that PyTorch
-selects by device is attention: the CPU's becomes FlashAttention for half precision without a mask,
-and memory-efficient attention otherwise.
-
-Arguments of operators that hold sizes of whole tensors, replaced by those of local ones.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import Node
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from nostall.parallel.errors import BadPlan
 from nostall.parallel.sharding.capture.operators import CapturedStep
 from nostall.parallel.sharding.graph import Assignment, Edge, input_placements, output_placements
 from nostall.parallel.sharding.placements import REPLICATED, Placements, local_shape, shard
@@ -40,190 +25,10 @@ from nostall.parallel.sharding.program.devices import (
     scatter,
     sum_together,
 )
+from nostall.parallel.sharding.program.local_operator import LocalOperator
+from nostall.parallel.sharding.program.segments import Segment, SegmentCompiler
 from nostall.parallel.sharding.program.side_stream import SideStream
-from nostall.parallel.sharding.schedule import Start, bucket_step, schedule
-
-_aten = torch.ops.aten
-_ALIGNMENT = 16
-"""Memory-efficient attention reads masks in groups of this many columns."""
-
-
-def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and logarithms of the sums of exponentials."""
-    _check(query, dropout_p)
-    if _is_flash(query, attn_mask):
-        result = _aten._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, is_causal, False, scale=scale
-        )
-    else:
-        result = _aten._scaled_dot_product_efficient_attention(
-            query, key, value, _bias(query, key, attn_mask), True, 0.0, is_causal, scale=scale
-        )
-    return result[0], result[1]
-
-
-def _attention_backward(
-    *saved: Any, attn_mask: torch.Tensor | None = None, scale: float | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key and value; ``saved`` are the arguments of the CPU's operator."""
-    gradient, query, key, value, output, sums, _dropout, is_causal = saved
-    # Without dropout, kernels read neither seed nor offset, but the operators need tensors.
-    if _is_flash(query, attn_mask):
-        seed = torch.empty(2, dtype=torch.uint64, device=query.device)
-        offset = torch.empty((), dtype=torch.uint64, device=query.device)
-        gradients = _aten._scaled_dot_product_flash_attention_backward(
-            gradient, query, key, value, output, sums, None, None, query.shape[2], key.shape[2],
-            0.0, is_causal, seed, offset, scale=scale,
-        )  # fmt: skip
-    else:
-        seed = torch.empty((), dtype=torch.int64, device=query.device)
-        gradients = _aten._scaled_dot_product_efficient_attention_backward(
-            gradient, query, key, value, _bias(query, key, attn_mask), output, sums, seed, seed,
-            0.0, [True, True, True, False], is_causal, scale=scale,
-        )  # fmt: skip
-    return gradients[0], gradients[1], gradients[2]
-
-
-def _check(query: torch.Tensor, dropout_p: float) -> None:
-    """Raise :class:`BadPlan` for attention that has no kernel here."""
-    if dropout_p:
-        raise BadPlan(
-            f"attention with dropout {dropout_p} does not run sharded on a GPU, because shards "
-            "would draw other random numbers; set the dropout of attention to 0"
-        )
-    if query.dtype is torch.float64:
-        raise BadPlan(
-            "attention in float64 has no fused kernel on a GPU; use float32, bfloat16 or float16"
-        )
-
-
-def _is_flash(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    return mask is None and query.dtype in (torch.bfloat16, torch.float16)
-
-
-def _bias(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The mask added to the scores, for all samples and heads, with aligned rows."""
-    if mask is None:
-        return None
-    if mask.dtype is torch.bool:
-        zeros = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device)
-        mask = zeros.masked_fill(mask.logical_not(), float("-inf"))
-    columns = key.shape[2]
-    padded = torch.nn.functional.pad(mask, (0, -columns % _ALIGNMENT))[..., :columns]
-    return padded.expand(*query.shape[:3], columns)
-
-
-GPU_OPERATORS: dict[Any, Callable[..., Any]] = {
-    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
-}
-"""By operator for CPUs, the function that replaces it."""
-
-
-Shape = tuple[int, ...]
-Sizes = Callable[[Sequence[torch.Tensor], Sequence[Shape]], Any]
-"""Gives an argument from the local inputs and the local shapes of the outputs."""
-
-
-def _output_shape(inputs: Sequence[torch.Tensor], outputs: Sequence[Shape]) -> list[int]:
-    return list(outputs[0])
-
-
-def _output_rows(inputs: Sequence[torch.Tensor], outputs: Sequence[Shape]) -> int:
-    return outputs[0][0]
-
-
-def _samples(inputs: Sequence[torch.Tensor], outputs: Sequence[Shape]) -> int:
-    return int(inputs[0].shape[0])
-
-
-def _channels(inputs: Sequence[torch.Tensor], outputs: Sequence[Shape]) -> list[int]:
-    return [int(inputs[0].shape[1])]
-
-
-SIZE_ARGUMENTS: dict[Any, tuple[int, Sizes]] = {
-    _aten.view.default: (1, _output_shape),
-    _aten._unsafe_view.default: (1, _output_shape),
-    _aten.reshape.default: (1, _output_shape),
-    _aten.expand.default: (1, _output_shape),
-    _aten.new_empty.default: (1, _output_shape),
-    _aten.new_full.default: (1, _output_shape),
-    _aten.new_ones.default: (1, _output_shape),
-    _aten.new_zeros.default: (1, _output_shape),
-    _aten.slice_backward.default: (1, _output_shape),
-    _aten.select_backward.default: (1, _output_shape),
-    _aten.embedding_dense_backward.default: (2, _output_rows),
-    _aten.convolution_backward.default: (3, _channels),
-    _aten.native_group_norm.default: (3, _samples),
-    _aten.native_group_norm_backward.default: (5, _samples),
-}
-"""By operator, the position of the argument and the function that gives it."""
-
-
-def localize(
-    target: Any, args: list[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[Shape]
-) -> list[Any]:
-    """The arguments of an operator with the sizes of its local inputs and outputs."""
-    if target not in SIZE_ARGUMENTS:
-        return args
-    position, sizes = SIZE_ARGUMENTS[target]
-    return [*args[:position], sizes(inputs, outputs), *args[position + 1 :]]
-
-
-_WITHOUT_STRIDES = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
-"""Operators that need strides which a redistribution does not keep, and what replaces them."""
-
-
-class LocalOperator:
-    """The operator of an FX node, called with local inputs."""
-
-    def __init__(
-        self,
-        node: Node,
-        indices: Sequence[int],
-        shapes: Sequence[tuple[int, ...]],
-        device: torch.device,
-    ) -> None:
-        """``indices`` are the outputs that are read, ``shapes`` their local shapes."""
-        self.indices, self.shapes = tuple(indices), tuple(shapes)
-        self.node_target: Any = node.target
-        target: Any = _WITHOUT_STRIDES.get(self.node_target, self.node_target)
-        self.target = GPU_OPERATORS.get(target, target) if device.type != "cpu" else target
-        self._has_sizes = self.node_target in SIZE_ARGUMENTS
-        leaves, self._structure = tree_flatten((list(node.args), dict(node.kwargs)))
-        self._leaves = [device if isinstance(leaf, torch.device) else leaf for leaf in leaves]
-        self._tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Node)]
-        # Most operators have tensors among their positional arguments only, outside of lists.
-        args, self._kwargs = tree_unflatten(self._leaves, self._structure)
-        self._args = list(args)
-        self._positions = [i for i, arg in enumerate(args) if isinstance(arg, Node)]
-        self._is_flat = len(self._positions) == len(self._tensors)
-
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs at ``indices``."""
-        if self._is_flat:
-            args, kwargs = self._args.copy(), self._kwargs
-            for position, value in zip(self._positions, inputs, strict=True):
-                args[position] = value
-        else:
-            leaves = self._leaves.copy()
-            for position, value in zip(self._tensors, inputs, strict=True):
-                leaves[position] = value
-            args, kwargs = tree_unflatten(leaves, self._structure)
-        if self._has_sizes:
-            args = localize(self.node_target, args, inputs, self.shapes)
-        result = self.target(*args, **kwargs)
-        return [result[i] for i in self.indices] if isinstance(result, list | tuple) else [result]
-
+from nostall.parallel.sharding.schedule import Action, Run, Start, bucket_step, schedule
 
 _CPU = torch.device("cpu")
 _SAMPLES = shard(0)
@@ -236,6 +41,28 @@ class StepResult:
     loss: Values
     gradients: dict[str, Values]
     """By the name of the parameter; sharded as the parameter is."""
+
+
+@dataclass(eq=False)
+class KeptSums:
+    """Gradients of parameters that are added up over runs before they are reduced over devices."""
+
+    names: frozenset[str] = frozenset()
+    """The parameters; the gradients of others are reduced in every run."""
+    scale: float = 1.0
+    """Factor of the next run's gradients."""
+    reduce: bool = True
+    """Whether the next run reduces the sums, and returns these gradients."""
+    values: dict[str, Values] = field(default_factory=dict)
+    """The sums, in the placements in which the step computes them."""
+
+    def add(self, name: str, gradient: Values, parameter: Values) -> Values:
+        """The sum with a gradient, in the type of the parameter if it is not the only one."""
+        if self.scale == 1.0 and self.reduce and name not in self.values:
+            return gradient
+        total = [g.to(p.dtype) * self.scale for g, p in zip(gradient, parameter, strict=True)]
+        known = self.values.pop(name, None)
+        return [k.add_(t) for k, t in zip(known, total, strict=True)] if known else total
 
 
 class ShardedProgram:
@@ -269,6 +96,8 @@ class ShardedProgram:
         self._freed = self._tensors_to_free()
         self._constants: dict[str, torch.Tensor] = {}
         self._side = SideStream(device)
+        self._compiler: SegmentCompiler | None = None
+        self._compiled: dict[frozenset[int], Sequence[Action | Segment]] = {}
         self._bucket_steps = {
             edge: own
             for action in self.schedule.actions
@@ -356,6 +185,16 @@ class ShardedProgram:
             for name in names
         }
 
+    def compile(self, note: Callable[[str], None]) -> None:
+        """Compile the operators between redistributions from the next run on.
+
+        ``note`` is told why some are launched one by one.
+        """
+        changed = {e for e, target in self._targets.items() if target != self.placements[e.tensor]}
+        self._compiler = SegmentCompiler(
+            self.step, self._calls, self.schedule.edges, self._targets, changed, note
+        )
+
     def run(
         self,
         parameters: Mapping[str, Values],
@@ -363,56 +202,46 @@ class ShardedProgram:
         leaves: Sequence[Any],
         record: dict[int, Values] | None = None,
         until: frozenset[int] = frozenset(),
+        sums: KeptSums | None = None,
     ) -> StepResult:
         """Run one step on local parameters, whole buffers and the leaves of a whole batch.
 
         ``record`` receives the local values of all tensors by number.  With ``until``, it receives
-        only these, the run ends when they exist, and the result is empty.
+        only these, the run ends when they exist, and the result is empty.  The gradients that
+        ``sums`` names are added to it, and are part of the result if it says so.
         """
-        graph, values = self.step.graph, dict[int, Values]()
-        started: dict[Edge, Callable[[], Values]] = {}
-        loss: Values = []
+        run = _Run(self, parameters, buffers, leaves, sums or KeptSums())
+        for action in self._actions(until, is_recorded=record is not None and not until):
+            outputs = run.do(action)
+            if record is not None:
+                record.update({t: run.values[t] for t in outputs if not until or t in until})
+                if until and until <= record.keys():
+                    return StepResult([], {})
+            for tensor in self._freed_after(action):
+                run.values.pop(tensor, None)
+        return run.result()
 
-        def read(edge: Edge) -> Values:
-            wait = started.pop(edge, None)
-            return wait() if wait is not None else self._redistribute(values, edge)
+    def _actions(self, until: frozenset[int], *, is_recorded: bool) -> Sequence[Action | Segment]:
+        """The actions of a run, with compiled segments if there is a compiler."""
+        if self._compiler is None or is_recorded:
+            return self.schedule.actions
+        if until not in self._compiled:
+            actions, missing = list[Action](), set(until)
+            for action in self.schedule.actions:
+                actions.append(action)
+                if isinstance(action, Run) and missing:
+                    missing -= set(self.step.graph.operators[action.operator].outputs)
+                    if not missing:
+                        break
+            self._compiled[until] = self._compiler.segments(actions, until)
+        return self._compiled[until]
 
-        def run_operator(number: int) -> list[Values]:
-            nonlocal loss
-            operator = graph.operators[number]
-            match operator.kind:
-                case "parameter":  # gradients are read at the end
-                    return [self._computed(number, parameters[operator.target])]
-                case "constant":
-                    return [self._constant(operator.target, buffers)]
-                case "input":
-                    return [self._batch(operator.target, leaves)]
-            inputs = [read(edge) for edge in self.schedule.edges[number]]
-            if operator.kind == "loss":
-                (loss,) = inputs
-                return []
-            return inputs if operator.kind == "branch" else self._call(number, inputs)
-
-        for action in self.schedule.actions:
-            if isinstance(action, Start):
-                started.update(self._start(action.edges, values))
-                freed = [t for edge in action.edges for t in self._freed.get(edge, [])]
-            else:
-                outputs = graph.operators[action.operator].outputs
-                values.update(zip(outputs, run_operator(action.operator), strict=True))
-                if record is not None:
-                    record.update({t: values[t] for t in outputs if not until or t in until})
-                freed = self._freed.get(action.operator, [])
-            if until and record is not None and until <= record.keys():
-                return StepResult([], {})
-            for tensor in freed:
-                values.pop(tensor, None)
-        gradients = {
-            graph.operators[number].target: read(self.schedule.edges[number][0])
-            for number in graph.parameters
-            if graph.operators[number].inputs
-        }
-        return StepResult(loss, gradients)
+    def _freed_after(self, action: Action | Segment) -> list[int]:
+        events: Sequence[int | Edge] = (
+            action.edges if isinstance(action, Start)
+            else (action.operator,) if isinstance(action, Run) else action.operators
+        )  # fmt: skip
+        return [tensor for event in events for tensor in self._freed.get(event, [])]
 
     def loss(
         self,
@@ -425,29 +254,27 @@ class ShardedProgram:
         (edge,) = self.schedule.edges[number]
         record: dict[int, Values] = {}
         self.run(parameters, buffers, leaves, record, frozenset({edge.tensor}))
-        return self._redistribute(record, edge)[0]
+        return self.redistributed(record[edge.tensor], edge)[0]
 
-    def _start(
-        self, edges: Sequence[Edge], values: Mapping[int, Values]
+    def start(
+        self, edges: Sequence[Edge], tensors: Sequence[Values]
     ) -> dict[Edge, Callable[[], Values]]:
         """Start the redistributions of edges; for each, a function that waits for its result."""
-        tensors = [values[edge.tensor] for edge in edges]
 
         def work() -> list[Values]:
             if len(edges) == 1:
-                return [self._redistribute(values, edges[0])]
+                return [self.redistributed(tensors[0], edges[0])]
             return sum_together(self.devices, tensors, [self._bucket_steps[e] for e in edges])
 
         wait = self._side.start(work, list(itertools.chain.from_iterable(tensors)))
         return {edge: partial(_entry, wait, number) for number, edge in enumerate(edges)}
 
-    def _redistribute(self, values: Mapping[int, Values], edge: Edge) -> Values:
-        """A tensor in the placement in which a consumer needs it."""
-        value, source = values[edge.tensor], self.placements[edge.tensor]
-        target = self._targets[edge]
+    def redistributed(self, value: Values, edge: Edge) -> Values:
+        """The tensor of an edge in the placement in which its consumer needs it."""
+        source, target = self.placements[edge.tensor], self._targets[edge]
         return value if source == target else redistribute(self.devices, value, source, target)
 
-    def _call(self, number: int, inputs: Sequence[Values]) -> list[Values]:
+    def call(self, number: int, inputs: Sequence[Values]) -> list[Values]:
         """Run an operator on each held device; returns the local values of each output."""
         operator = self._calls[number]
         assert operator is not None
@@ -456,13 +283,13 @@ class ShardedProgram:
         ]
         return [list(column) for column in zip(*results, strict=True)]
 
-    def _computed(self, number: int, values: Values) -> Values:
+    def computed(self, number: int, values: Values) -> Values:
         """A parameter in the type of the computation, which weights in another type do not have."""
         node = self.step.nodes[number]
         assert node is not None  # a parameter has one
         return [value.to(node.meta["val"].dtype) for value in values]
 
-    def _constant(self, name: str, buffers: Mapping[str, torch.Tensor]) -> Values:
+    def constant(self, name: str, buffers: Mapping[str, torch.Tensor]) -> Values:
         if name in buffers:
             return [buffers[name] for _ in self.devices.coordinates]
         if name not in self._constants:
@@ -476,7 +303,7 @@ class ShardedProgram:
             self._constants[name] = value.to(self.device)
         return [self._constants[name] for _ in self.devices.coordinates]
 
-    def _batch(self, name: str, leaves: Sequence[Any]) -> Values:
+    def batch(self, name: str, leaves: Sequence[Any]) -> Values:
         """Local part of a tensor of the batch."""
         placements = self.placements[self._source("input", name)]
         if self._is_batched(name):  # what is cut by samples is given so
@@ -490,6 +317,96 @@ class ShardedProgram:
         return next(
             o.outputs[0] for o in self.step.graph.operators if o.kind == kind and o.target == target
         )
+
+
+class _Run:
+    """The state of one run of a program; arguments are those of :meth:`ShardedProgram.run`."""
+
+    def __init__(
+        self,
+        program: ShardedProgram,
+        parameters: Mapping[str, Values],
+        buffers: Mapping[str, torch.Tensor],
+        leaves: Sequence[Any],
+        sums: KeptSums,
+    ) -> None:
+        self.program, self.graph = program, program.step.graph
+        self.values: dict[int, Values] = {}
+        """The tensors that exist, by number."""
+        self._parameters, self._buffers, self._leaves = parameters, buffers, leaves
+        self._sums = sums
+        self._started: dict[Edge, Callable[[], Values]] = {}
+        self._loss: Values = []
+
+    def do(self, action: Action | Segment) -> Sequence[int]:
+        """Run an action; returns the numbers of the tensors that it computes."""
+        if isinstance(action, Start):
+            self._start(action.edges)
+            return ()
+        if isinstance(action, Run):
+            outputs = self.graph.operators[action.operator].outputs
+            self.values.update(zip(outputs, self._operator(action.operator), strict=True))
+            return outputs
+        inputs = [self._read(edge) for edge in action.reads]
+        count = range(len(self.program.devices.coordinates))
+        results = [action.function(*(values[i] for values in inputs)) for i in count]
+        self.values.update(zip(action.outputs, map(list, zip(*results, strict=True)), strict=True))
+        return action.outputs
+
+    def result(self) -> StepResult:
+        """The loss, and the gradients that the run reduces."""
+        own = [(self.graph.operators[n].target, self.program.schedule.edges[n])
+               for n in self.graph.parameters]  # fmt: skip
+        found = {name: self._read_gradient(edges[0]) for name, edges in own if edges}
+        return StepResult(self._loss, {n: values for n, values in found.items() if values})
+
+    def _start(self, edges: Sequence[Edge]) -> None:
+        kept = [e for e in edges if self._is_summed(e)]
+        # Sums may have another type than the gradients that they would share a bucket with.
+        for own in (kept, [edge for edge in edges if edge not in kept]):
+            values = [self._gradient(e) if own is kept else self.values[e.tensor] for e in own]
+            if own and (own is not kept or self._sums.reduce):
+                self._started.update(self.program.start(own, values))
+
+    def _is_summed(self, edge: Edge) -> bool:
+        consumer = self.graph.operators[edge.consumer]
+        return consumer.kind == "parameter" and consumer.target in self._sums.names
+
+    def _gradient(self, edge: Edge) -> Values:
+        """The sum of a parameter's gradients with the one of this run."""
+        name = self.graph.operators[edge.consumer].target
+        total = self._sums.add(name, self.values[edge.tensor], self._parameters[name])
+        if not self._sums.reduce:
+            self._sums.values[name] = total
+        return total
+
+    def _read_gradient(self, edge: Edge) -> Values:
+        """The gradient as the parameter is placed; empty if the run does not reduce it."""
+        if not self._is_summed(edge):
+            return self._read(edge)
+        if edge not in self.program.schedule.started:
+            total = self._gradient(edge)
+            return self.program.redistributed(total, edge) if self._sums.reduce else []
+        return self._read(edge) if self._sums.reduce else []
+
+    def _read(self, edge: Edge) -> Values:
+        wait = self._started.pop(edge, None)
+        return wait() if wait else self.program.redistributed(self.values[edge.tensor], edge)
+
+    def _operator(self, number: int) -> list[Values]:
+        program, operator = self.program, self.graph.operators[number]
+        match operator.kind:
+            case "parameter":  # gradients are read at the end
+                return [program.computed(number, self._parameters[operator.target])]
+            case "constant":
+                return [program.constant(operator.target, self._buffers)]
+            case "input":
+                return [program.batch(operator.target, self._leaves)]
+        inputs = [self._read(edge) for edge in program.schedule.edges[number]]
+        if operator.kind == "loss":
+            (self._loss,) = inputs
+            return []
+        return inputs if operator.kind == "branch" else program.call(number, inputs)
 
 
 def _leaf(target: str) -> int:

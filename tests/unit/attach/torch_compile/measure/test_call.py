@@ -35,7 +35,11 @@ def test_a_recorded_call_keeps_padded_strides_and_gradients() -> None:
     copied = call.copy()
     assert copied.args[0].stride() == logits.stride() and copied.args[0].requires_grad
     (fresh, number) = copied.fresh_args()
-    assert fresh.stride() == logits.stride() and fresh.is_leaf and number == 3
+    assert fresh.stride() == logits.stride() and fresh.requires_grad and number == 3
+    # PyTorch refuses to change a leaf with a gradient in place.
+    assert not fresh.is_leaf and torch.equal(fresh.mul_(2), 2 * logits)
+    (unchanged, _) = Call(copied.args, frozenset(), grad=True, inference=False).fresh_args()
+    assert unchanged.stride() == logits.stride() and unchanged.is_leaf
     assert _perturbed(logits).stride() == logits.stride()
     assert not torch.equal(_perturbed(logits), logits)
 

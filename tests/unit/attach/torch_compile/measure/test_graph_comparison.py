@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from nostall.attach.torch_compile.measure import accuracy  # noqa: E402
-from nostall.attach.torch_compile.measure.accuracy import AccuracyError  # noqa: E402
+from nostall.attach.torch_compile.measure.accuracy import AccuracyError, run_graph  # noqa: E402
 from nostall.attach.torch_compile.measure.call import Call  # noqa: E402
 from nostall.attach.torch_compile.measure.graph_comparison import (  # noqa: E402
     NoStitchedKernel,
@@ -87,6 +87,33 @@ def test_mutated_arguments_are_copied() -> None:
     call = Call.record([torch.ones(3), state], frozenset({1}))
     compare_graphs(GRAPH, version, version, call, SAME, 0.1)
     assert state.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_an_argument_with_a_gradient_may_be_changed_in_place() -> None:
+    """What a graph break leaves between two graphs has a gradient, and is no leaf."""
+    weight = torch.randn(3, requires_grad=True)
+    hidden = (torch.randn(4, 3, requires_grad=True) * 1.0)[:, :3]
+
+    def version(hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        record_call("kernel")
+        hidden.mul_(weight)
+        return (hidden.sin(),)
+
+    def wrong(hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        record_call("kernel")
+        hidden.mul_(weight)
+        return (hidden.detach().sin() + 0.0 * hidden,)
+
+    call = Call.record([hidden, weight], frozenset({0}))
+    assert call.keeps_history
+    record, _ = compare_graphs(GRAPH, version, version, call, SAME, 0.1, version)
+    assert record.difference < 1e-6
+    results = run_graph(version, call.fresh_args())
+    expected = results.seeds[0] * (hidden * weight).cos()
+    torch.testing.assert_close(results.gradients, [expected * weight, (expected * hidden).sum(0)])
+    for program in (version, None):
+        with pytest.raises(AccuracyError):
+            compare_graphs(GRAPH, version, wrong, call, SAME, 0.1, program)
 
 
 def test_both_versions_draw_equal_random_numbers_and_generators_are_restored() -> None:

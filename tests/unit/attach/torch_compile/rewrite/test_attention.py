@@ -309,4 +309,4 @@ def test_a_failure_leaves_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_methods_that_write_are_known_by_their_names(method: str, writes: bool) -> None:
     """Dynamo of torch 2.11 calls comparisons as methods: ``x.__eq__(y)``."""
     graph = torch.fx.Graph()
-    assert attention._may_write(graph.call_method(method, (graph.placeholder("x"),))) is writes
+    assert attention.may_write(graph.call_method(method, (graph.placeholder("x"),))) is writes

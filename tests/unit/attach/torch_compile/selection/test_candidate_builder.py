@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,10 +214,28 @@ REGIONS = {"stitched": region("norm"), "product": region("product")}
 TRIED = Selection("stitched", frozenset({"kept"}), REGIONS)
 
 
-def next_selection(source: Any, tried: Selection, *kernels: str) -> Selection | None:
+def next_selection(
+    source: Any,
+    tried: Selection,
+    *kernels: str,
+    loss_lines: list[str] | None = None,
+    attention: list[str] | None = None,
+) -> Selection | None:
     candidate = Candidate(lambda *_: None, RewriteResult(), tried)
-    builder: Any = SimpleNamespace(products=source)
+    builder: Any = SimpleNamespace(
+        products=source,
+        report=GraphReport(loss=loss_lines or [], attention=attention or []),
+    )
     return CandidateBuilder._next_selection(builder, candidate, kernels)
+
+
+def test_whole_logits_follow_a_candidate_with_chunked_losses() -> None:
+    source = source_of_products({})
+    whole = replace(TRIED, whole_logits=True)
+    assert next_selection(source, TRIED, "norm", loss_lines=["a loss"]) == whole
+    assert next_selection(source, TRIED, attention=["a mask"], loss_lines=["a loss"]) == whole
+    # Nothing is left of a candidate of losses alone.
+    assert next_selection(source, TRIED, loss_lines=["a loss"]) is None
 
 
 def test_products_alone_follow_a_candidate_with_other_kernels() -> None:
@@ -265,6 +284,7 @@ def test_a_worker_compiles_each_candidate_before_this_process_does(
         selection=None,
         patches={},
         _select_kernels=lambda: TRIED,
+        _rewritten=lambda module, selection: module,
         _compile=lambda module, args, selection, result: (selection, result),
     )
     build = partial(CandidateBuilder._build, builder, "graph", ())

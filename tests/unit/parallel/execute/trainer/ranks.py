@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ def _rank(
         raise
     torch.save(result, f"{store}-{rank}.pt")
     dist.destroy_process_group()
+
+
+@contextmanager
+def counted_collectives() -> Iterator[dict[str, int]]:
+    """The calls of gloo's collectives by name, also those of C++, as the profiler sees them."""
+    counts: dict[str, int] = {}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        yield counts
+    for event in profile.events():
+        if event.name.startswith("gloo:") and event.name not in ("gloo:send", "gloo:recv"):
+            counts[event.name] = counts.get(event.name, 0) + 1
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -161,6 +173,8 @@ def plan_of(kind: str, job: Any) -> Any:
         "replicated weights": lambda: sharding(job, "data-parallel", 2),
         "megatron x data": lambda: sharding(job, "megatron", 2, 2),
         "pipeline 2": lambda: pipeline(job, (0,), (1,), policy="gpipe"),
+        "pipeline 2:2": lambda: pipeline(job, (0, 1), (2, 3)),
+        "fsdp2": lambda: engine(job, "fsdp2", 2),
         "hybrid 1:1": lambda: hybrid(job, 1, 1),
         "ddp": lambda: engine(job, "ddp", 2),
         "fsdp2 3": lambda: engine(job, "fsdp2", 3),

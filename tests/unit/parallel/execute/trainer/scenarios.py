@@ -12,7 +12,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,31 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import default_collate
 
-from nostall.parallel.execute.parts.computation import in_types_of
+from nostall.parallel.execute.parts.computation import Computation, in_types_of
+from nostall.parallel.execute.parts.engine_part import EnginePart
+from nostall.parallel.execute.parts.hybrid_part import HybridPart
+from nostall.parallel.execute.parts.pipeline_part import PipelinePart, planned_model
+from nostall.parallel.execute.parts.sharded_part import ShardedPart
+from nostall.parallel.execute.run import (
+    RunOptions,
+    run_engine_plan,
+    run_hybrid_plan,
+    run_plan,
+    run_sharding_plan,
+)
 from nostall.parallel.execute.trainer.build import build
 from nostall.parallel.execute.trainer.checkpoints import latest_checkpoint
 from nostall.parallel.module import Job
+from nostall.parallel.module.job import count_samples
+from nostall.parallel.sharding.engine_file import EngineFile
+from nostall.parallel.sharding.hybrid.plan_file import HybridFile
+from nostall.parallel.sharding.plan_file import PlanFile
 from tests.unit.parallel.execute.trainer.models import JOBS, Single, data, language
 from tests.unit.parallel.execute.trainer.ranks import (
     adamw,
     compare,
     cosine,
+    counted_collectives,
     differences,
     fails,
     loader,
@@ -39,6 +57,7 @@ from tests.unit.parallel.execute.trainer.ranks import (
     plan_of,
     ranks_of,
     single,
+    train_by,
     train_plan,
     whole_batches,
 )
@@ -201,6 +220,181 @@ def _in_bfloat16(name: str, plan: Any) -> dict[str, Any]:
         "loss": max(abs(a / b - 1) for a, b in zip(losses, expected, strict=True)),
         "names": len(weights),
     }
+
+
+ACCUMULATIONS = (
+    ("language", "ddp"), ("language", "fsdp2"), ("language", "data parallel"),
+    ("language", "fsdp"), ("chain", "replicated weights"), ("language", "pipeline 2:2"),
+    ("summed", "pipeline 1:2, zero bubble"), ("language", "megatron x data"), ("chain", "hybrid"),
+)  # fmt: skip
+
+
+def scenario_accumulation(folder: Path) -> Any:
+    return _accumulations(folder, ACCUMULATIONS)
+
+
+def scenario_few_accumulations(folder: Path) -> Any:
+    return _accumulations(folder, (("language", "ddp"), ("language", "fsdp")))
+
+
+def _accumulations(folder: Path, cases: Sequence[tuple[str, str]]) -> Any:
+    """Three passes that reduce gradients once, beside three that reduce each time."""
+    results = {}
+    for name, kind in cases:
+        plan = plan_of(kind, JOBS[name]())
+        ranks = on_ranks(ranks_of(plan), folder, _accumulate, name, plan)
+        results[f"{name}, {kind}"] = {
+            "error": max(error for error, *_ in ranks),
+            "each": [each for _, each, *_ in ranks],
+            "once": [once for _, _, once, _ in ranks],
+            "refused": sorted({text for *_, text in ranks}),
+        }
+    return results
+
+
+def _accumulate(name: str, plan: Any) -> tuple[float, Any, Any, str]:
+    """Difference of the gradients, collectives of each pass, and the error of a step too early."""
+    rows, scales, refused = data(name), (0.5, 1.0, 0.25), ""
+    found, counts = [], []
+    for reduced in (True, False):
+        trainer = build(plan, JOBS[name](), adamw)
+        own = trainer.own_samples() or [0]
+        trainer.forward_backward(default_collate([rows[i] for i in own]))  # connects the ranks
+        trainer.zero_grad()
+        counts.append([])
+        for number, scale in enumerate(scales):
+            batch = default_collate([rows[8 * number + i] for i in own])
+            reduce = reduced or number == 2
+            with counted_collectives() as count:
+                trainer.forward_backward(batch, scale=scale, reduce=reduce)
+            counts[-1].append(count)
+            refused = refused if reduce else fails(trainer.optimizer.step)
+        parameters = dict(trainer.named_parameters())
+        found.append({n: _local(p.grad) for n, p in parameters.items() if p.grad is not None})
+        trainer.close()
+    each, once = found
+    assert each.keys() == once.keys()
+    size = max(float(g.abs().max()) for g in each.values() if g.numel())
+    error = max(float((each[n] - once[n]).abs().max()) for n in each if each[n].numel()) / size
+    return error, *counts, refused
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    return getattr(gradient, "to_local", lambda: gradient)()
+
+
+COMPILED = (
+    ("chain", "fsdp"), ("chain", "pipeline"), ("chain", "pipeline 2"), ("summed", "data parallel"),
+    ("chain", "hybrid"), ("chain", "ddp"), ("chain", "fsdp2"),
+    ("chain", "pipeline 1:2, zero bubble"),
+)  # fmt: skip
+
+
+def scenario_compiled(folder: Path) -> Any:
+    return _compiled_runs(folder, COMPILED)
+
+
+def scenario_few_compiled(folder: Path) -> Any:
+    return _compiled_runs(folder, (("chain", "fsdp"),))
+
+
+def _compiled_runs(folder: Path, cases: Sequence[tuple[str, str]]) -> Any:
+    """Compiled training of two steps, asked to be captured, beside a single process."""
+    results = {}
+    for name, kind in cases:
+        plan = plan_of(kind, JOBS[name]())
+        ranks = on_ranks(ranks_of(plan), folder, _compiled, name, plan)
+        losses, weights = single(name, 2)
+        results[f"{name}, {kind}"] = {
+            **differences(ranks, losses, weights),
+            "functions": [about[0] for _, _, about in ranks],
+            "notes": [about[1] for _, _, about in ranks],
+        }
+    return results
+
+
+def _compiled(name: str, plan: Any) -> Any:
+    trainer = build(plan, JOBS[name](), adamw).compile().capture()
+    torch._dynamo.utils.counters.clear()
+    losses = train_by(trainer, name, 2)
+    state = {
+        key: getattr(value, "full_tensor", lambda v=value: v)()
+        for key, value in trainer.state_dict()["model"].items()
+    }
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    trainer.close()
+    return losses, state, (compiled, trainer.notes)
+
+
+OWN_BATCHES = ("fsdp", "ddp", "pipeline 1:2:1", "hybrid")
+
+
+def scenario_own_batches(folder: Path) -> Any:
+    """Runs of ``launch`` whose batch function makes whole batches, and one with own samples."""
+    results = {}
+    for kind in OWN_BATCHES:
+        plan = plan_of(kind, JOBS["chain"]())
+        ranks = on_ranks(ranks_of(plan), folder, _own_batches, plan)
+        results[kind] = {
+            "losses": [own for own, *_ in ranks], "asked": [own for _, own, _ in ranks],
+            "given": [own for *_, own in ranks],
+        }  # fmt: skip
+    return results
+
+
+def _own_batches(plan: Any) -> Any:
+    """Losses by whole and by own batches, the places asked for, and the samples that steps got."""
+    rows, asked, given, losses = data("chain"), set[int](), set[int](), []
+    options = RunOptions(2, torch.device("cpu"))
+
+    def own(step: int, places: Sequence[int]) -> Any:
+        asked.update(places)
+        return as_inputs(default_collate([rows[8 * step + place] for place in places]))
+
+    def whole(step: int) -> Any:
+        return as_inputs(default_collate(rows[8 * step : 8 * step + 8]))
+
+    for batches in (whole, own):
+        job = replace(JOBS["chain"](), batches=batches, optimizer=adamw)
+        with recorded_samples(given):
+            losses.append(run_any(plan, job, options).losses)
+    return losses, sorted(asked), sorted(given)
+
+
+def as_inputs(batch: Any) -> Any:
+    inputs, targets = batch
+    return (inputs,), targets
+
+
+@contextmanager
+def recorded_samples(given: set[int]) -> Iterator[None]:
+    """Add the numbers of samples of each step's input."""
+    classes = (ShardedPart, HybridPart, EnginePart, PipelinePart)
+    steps = [own.step for own in classes]
+
+    def recorder(step: Any) -> Any:
+        def recorded(part: Any, inputs: Any, targets: Any, *rest: Any, **named: Any) -> Any:
+            given.add(count_samples((inputs, targets)))
+            return step(part, inputs, targets, *rest, **named)
+
+        return recorded
+
+    for own, step in zip(classes, steps, strict=True):
+        own.step = recorder(step)
+    yield
+    for own, step in zip(classes, steps, strict=True):
+        own.step = step
+
+
+def run_any(plan: Any, job: Job, options: RunOptions) -> Any:
+    if isinstance(plan, PlanFile):
+        return run_sharding_plan(job, plan, options)
+    if isinstance(plan, EngineFile):
+        return run_engine_plan(job, plan, options)
+    if isinstance(plan, HybridFile):
+        return run_hybrid_plan(job, plan, options)
+    workload, pipeline, _ = plan
+    return run_plan(planned_model(Computation(job, job), workload), workload, pipeline, options)
 
 
 def scenario_stateful(folder: Path) -> Any:

@@ -32,7 +32,9 @@ def run(folder: Path, *scenarios: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run(tmp_path_factory.mktemp("few"), "few", "few_moves")
+    return run(
+        tmp_path_factory.mktemp("few"), "few", "few_moves", "few_accumulations", "few_compiled"
+    )
 
 
 def check(result: dict[str, Any]) -> None:
@@ -58,6 +60,77 @@ def test_a_rank_reads_its_own_samples_only(few: dict[str, Any]) -> None:
 
 def test_a_checkpoint_goes_on_by_another_plan_on_other_processes(few: dict[str, Any]) -> None:
     check(few["few_moves"])
+
+
+def check_accumulation(result: dict[str, Any], *, is_hybrid: bool = False) -> None:
+    """Passes without a reduction have fewer collectives than the last one, which has all."""
+    assert result["error"] < ROUNDING
+    assert "so the gradients are not yet summed over ranks" in "".join(result["refused"])
+    for each, once in zip(result["each"], result["once"], strict=True):
+        if is_hybrid:  # it reduces in every micro-batch, but after an accumulation in the last one
+            assert sum(once[2].values()) < sum(each[2].values())
+        else:
+            assert once[2].get("gloo:all_reduce") == each[2]["gloo:all_reduce"]
+            assert once[2].get("gloo:all_to_all") == each[2].get("gloo:all_to_all")
+    total = [sum(sum(own[0].values()) for own in result[key]) for key in ("each", "once")]
+    assert total[1] < total[0]
+
+
+def test_an_accumulation_reduces_gradients_once(few: dict[str, Any]) -> None:
+    results = few["few_accumulations"]
+    for result in results.values():
+        check_accumulation(result)
+    # The sum of the losses is the only one.
+    assert [own[1]["gloo:all_reduce"] for own in results["language, ddp"]["once"]] == [1, 1]
+
+
+@pytest.mark.slow
+def test_an_accumulation_by_any_plan_reduces_gradients_once(tmp_path: Path) -> None:
+    results = run(tmp_path, "accumulation")["accumulation"]
+    for name, result in results.items():
+        check_accumulation(result, is_hybrid=name.endswith("hybrid"))
+    for name in ("language, ddp", "language, fsdp2", "language, data parallel"):
+        assert all(own[1]["gloo:all_reduce"] == 1 for own in results[name]["once"])
+
+
+def check_compiled(results: dict[str, Any], kinds: set[str]) -> None:
+    """Inductor has compiled functions on each rank, and a capture is refused by name on a CPU."""
+    assert set(results) == kinds
+    for name, result in results.items():
+        check(result)
+        refused = name.endswith("zero bubble")
+        assert all((count == 0) == refused for count in result["functions"])
+        for notes in result["notes"]:
+            assert notes[-1] == "not captured: a CUDA graph needs a GPU, and this run is on a CPU"
+            assert (len(notes) == 2) == refused
+
+
+def test_compiled_segments_train_as_one_process_does(few: dict[str, Any]) -> None:
+    check_compiled(few["few_compiled"], {"chain, fsdp"})
+
+
+@pytest.mark.slow
+def test_compiled_plans_of_each_kind_train_as_one_process_does(tmp_path: Path) -> None:
+    """A pipeline with split backward passes says by name that it is not compiled."""
+    kinds = {
+        "chain, fsdp", "chain, pipeline", "chain, pipeline 2", "summed, data parallel",
+        "chain, hybrid", "chain, ddp", "chain, fsdp2", "chain, pipeline 1:2, zero bubble",
+    }  # fmt: skip
+    check_compiled(run(tmp_path, "compiled")["compiled"], kinds)
+
+
+@pytest.mark.slow
+def test_a_launched_rank_makes_its_own_samples_only(tmp_path: Path) -> None:
+    results = run(tmp_path, "own_batches")["own_batches"]
+    halves, whole = [[0, 1, 2, 3], [4, 5, 6, 7]], list(range(8))
+    assert {kind: result["asked"] for kind, result in results.items()} == {
+        "fsdp": halves, "ddp": halves,
+        "pipeline 1:2:1": [[], whole, whole, []],  # rank 2 has the inputs, rank 1 the targets
+        "hybrid": [[0, 2, 4, 6], [1, 3, 5, 7], whole],
+    }  # fmt: skip
+    for result in results.values():
+        assert result["given"] == [[len(own)] for own in result["asked"]]
+        assert all(by_whole == by_own for by_whole, by_own in result["losses"])
 
 
 @pytest.mark.slow

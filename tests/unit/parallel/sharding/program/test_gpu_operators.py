@@ -16,10 +16,8 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from nostall.parallel.errors import BadPlan  # noqa: E402
 from nostall.parallel.sharding.graph import replicated  # noqa: E402
 from nostall.parallel.sharding.program.devices import LocalDevices  # noqa: E402
-from nostall.parallel.sharding.program.program import (  # noqa: E402
-    GPU_OPERATORS,
-    ShardedProgram,
-)
+from nostall.parallel.sharding.program.local_operator import GPU_OPERATORS  # noqa: E402
+from nostall.parallel.sharding.program.program import ShardedProgram  # noqa: E402
 from tests.unit.parallel.sharding.steps import SAMPLES, captured, job  # noqa: E402
 
 _aten = torch.ops.aten

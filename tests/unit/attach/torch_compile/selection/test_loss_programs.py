@@ -1,0 +1,83 @@
+"""Chunked losses from the measurement to the stored selection: by time, and by peak memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from nostall.attach.torch_compile.measure.graph_comparison import judge
+from nostall.attach.torch_compile.store.records import ComparisonRecord
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
+
+REASONS = {
+    "faster": "faster as a whole",
+    "less memory": "less peak memory, at about the same speed",
+    "too slow": "faster as a whole (all kernels 0.960x, then all kernels, logits kept 1.100x)",
+    "more memory": (
+        "no gain beyond the noise (all kernels 1.200x, then all kernels, logits kept 1.000x)"
+    ),
+}
+CHUNKED = ("faster", "less memory")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    module = "tests.unit.attach.torch_compile.selection.loss_programs"
+    return run_interpreted(module, tmp_path_factory.mktemp("stores"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", REASONS)
+def test_time_and_memory_decide_whether_a_loss_has_logits(outcomes: Any, case: str) -> None:
+    for run in outcomes[case].values():
+        assert run["reason"] == REASONS[case]
+        assert run["state"] == ("inductor" if case == "more memory" else "stitched")
+        assert bool(run["loss"]) == (case in CHUNKED)
+        assert run["chunks"] == (8 if case in CHUNKED else 0)
+        assert run["difference"] < 1e-6
+
+
+@pytest.mark.slow
+def test_the_report_names_the_peak_memory(outcomes: Any) -> None:
+    for run in outcomes["less memory"].values():
+        assert run["explanation"] == (
+            "  peak memory of a step: candidate 0.050 GB, Inductor's version 0.100 GB"
+        )
+
+
+def record(ratio: float, inductor: int | None, stitched: int | None) -> ComparisonRecord:
+    low, high = (1.0, 1.0) if ratio == 1.0 else (ratio, ratio)
+    return ComparisonRecord(
+        kind="measured", clock="recorded", inductor=(), stitched=(), null=(), ratio=ratio, low=low,
+        high=high, null_low=1.0, null_high=1.0, difference=0.0, inductor_bytes=inductor,
+        stitched_bytes=stitched,
+    )  # fmt: skip
+
+
+MB = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("ratio", "inductor", "stitched", "has_chunks", "verdict"),
+    [
+        (1.2, None, None, False, "faster"),
+        (1.2, 1000 * MB, 1019 * MB, False, "faster"),
+        (1.2, 1000 * MB, 1022 * MB, False, "more memory"),
+        # Less than a MB is the rounding of allocations.
+        (1.2, 1 * MB, 2 * MB, False, "faster"),
+        (1.0, 1000 * MB, 940 * MB, False, "less memory"),
+        (1.0, 1000 * MB, 960 * MB, False, "same"),
+        (0.98, 1000 * MB, 500 * MB, False, "slower"),
+        (0.98, 1000 * MB, 500 * MB, True, "less memory"),
+        (0.96, 1000 * MB, 500 * MB, True, "slower"),
+        (0.98, None, None, True, "slower"),
+    ],
+)
+def test_verdicts(
+    ratio: float, inductor: int | None, stitched: int | None, has_chunks: bool, verdict: str
+) -> None:
+    assert judge(record(ratio, inductor, stitched), has_chunks=has_chunks) == verdict
