@@ -7,7 +7,9 @@ For each program of ``split.json``: it starts as written (twice: the null) and w
 is stopped once it has printed some lines.  Meanwhile `nostall optimize` writes a bundle; its blocks
 are timed after that start, and have a null of their own.  Then these and `nostall apply --bundle`
 take turns (:mod:`.taking_turns`).  ``--best`` is what a person sets with flags in half an hour:
-torch.compile, fused optimisers, channels_last, static caches; no other number formats.
+torch.compile in its default mode, fused optimisers, channels_last, static caches.  CUDA graphs
+(``mode="reduce-overhead"``) and other number formats are not among them, so a gain over it by CUDA
+graphs is none over all that a person could set.
 
 A program that is in OUT already is measured again and replaced; the others are kept.  Where nothing
 is proven there is no bundle, and the program runs as written.  What the processes print, and
@@ -72,7 +74,8 @@ def optimise(
     result: dict[str, Any] = {"seconds": time.perf_counter() - begin, "exit_code": code}
     if written.exists():
         document = json.loads(written.read_text())
-        for name_of_file in ("command", "files_written_while_watched"):
+        document["watched"]["trace_file"] = None
+        for name_of_file in ("command", "command_files", "files_written_while_watched"):
             document.pop(name_of_file)
         document["notes"] = [n for n in document["notes"] if not n.startswith("files changed")]
         return {**result, **document}

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from benchmarks.harness.result_file import load, results
 from benchmarks.optimizing.taking_turns import Turns
 from benchmarks.optimizing.whole_programs import (
     AS_WRITTEN,
@@ -20,6 +21,9 @@ from benchmarks.optimizing.whole_programs import (
     programs,
     ratios,
 )
+
+from nostall.optimizing.job import replay
+from nostall.optimizing.recording import read_recording
 
 LOOP = (
     "import time\nfor n in range(10**6): time.sleep({seconds}); print(f'step {{n}} x', flush=True)"
@@ -93,6 +97,23 @@ def test_incomplete_rounds_are_left_out(tmp_path: Path) -> None:
         samples = turns.samples(100)
     assert time.perf_counter() - begin < 14
     assert len(samples["one"]) == len(samples["two"]) < 100
+
+
+def test_the_recorded_run_gives_its_verdicts_again() -> None:
+    """An H200's run, with the verdicts derived here from its samples."""
+    recording = read_recording(results("optimizing") / "dlrm_train_h200.json.gz")
+    result = replay(recording, lambda line: None)
+    assert result.machine["device"] == "NVIDIA H200"
+    assert [attempt.level.name for attempt in result.kept] == ["CUDA graphs"]
+
+
+def test_the_measured_ratios_follow_from_their_samples() -> None:
+    for row in load(results("optimizing") / "programs_h200.json")["programs"].values():
+        found = ratios(row["step_seconds"])
+        assert found.keys() == row["ratios"].keys()
+        for name, ratio in found.items():
+            assert ratio["ratio"] == pytest.approx(row["ratios"][name]["ratio"])
+            assert ratio["interval"] == pytest.approx(row["ratios"][name]["interval"])
 
 
 def test_ratios_are_of_those_that_ran() -> None:
