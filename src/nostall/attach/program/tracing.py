@@ -12,6 +12,11 @@ ALIGNED = 8
 """Dimensions of products in 16-bit types that are no multiple of this are padded by Inductor; those
 of 32-bit types of half of it."""
 
+NEVER_PADDED = 3.0
+"""Multiply-adds an element of operands and result up to which Inductor pads no product, unless its
+inner dimension is the largest: half of FLOP a byte of the GPUs with the fewest
+(torch._inductor.fx_passes.pad_mm.is_mm_compute_bound)."""
+
 
 class Trace:
     """A running profile; its file has the steps that :meth:`step` ends."""
@@ -65,9 +70,15 @@ def _unaligned(event: Any) -> Any:
     """The shapes of a product if one of its dimensions is not aligned; None if all are."""
     is_float32 = set(event.dtypes()) & {"float", "double"}
     multiple = ALIGNED // 2 if is_float32 else ALIGNED
-    shapes = [shape for shape in event.shapes() if len(shape) > 1]
-    sizes = [size for shape in shapes for size in shape[-2:]]
-    return shapes if any(size % multiple for size in sizes) else None
+    operands = [shape for shape in event.shapes() if len(shape) > 1][-2:]
+    if len(operands) < 2:
+        return None
+    (rows, inner), columns = operands[0][-2:], operands[1][-1]
+    touched = rows * inner + inner * columns + rows * columns
+    is_inner_largest = inner > rows and inner > columns
+    if not is_inner_largest and rows * inner * columns <= NEVER_PADDED * touched:
+        return None
+    return operands if any(size % multiple for size in (rows, inner, columns)) else None
 
 
 def trace_obstacle() -> str:

@@ -48,8 +48,9 @@ def test_the_trace_has_the_steps_and_those_of_the_optimiser(program: Program) ->
 
 def test_products_with_aligned_shapes_are_not_padded(tmp_path: Path) -> None:
     for sizes, dtype, expected in (
-        ((8, 16, 8), torch.bfloat16, ""), ((8, 12, 8), torch.bfloat16, "aten::mm of"),
-        ((8, 12, 8), torch.float32, ""), ((8, 13, 8), torch.float32, "aten::mm of"),
+        ((16, 16, 16), torch.bfloat16, ""), ((16, 12, 16), torch.bfloat16, "aten::mm of"),
+        ((16, 12, 16), torch.float32, ""), ((16, 13, 16), torch.float32, "aten::mm of"),
+        ((16, 16, 1), torch.float32, ""), ((16, 63, 1), torch.float32, "aten::mm of"),
     ):  # fmt: skip
         trace = Trace(str(tmp_path / "t.json"), ["CPU"])
         torch.ones(sizes[:2], dtype=dtype) @ torch.ones(sizes[1:], dtype=dtype)
