@@ -1,4 +1,4 @@
-"""Captured steps of trainers: losses, gradients and times beside launched ones, on GPUs of one host.
+"""Captured steps of trainers: losses, gradients and times beside launched ones, on GPUs of a host.
 
     python -m benchmarks run parallel.captured_steps --gpus 2 --out OUT.json
 
