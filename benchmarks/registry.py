@@ -208,7 +208,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "What do kernels of matrix products with their elementwise readers gain over cuBLAS?",
          "product_kernels.json.gz", "fusion-unseen.md"),
     _row("torch_compile.losses", "GPU", "What do losses without logits in memory cost and save?",
-         "losses.json"),
+         "losses.json losses_backend.json", "torch-compile.md"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans

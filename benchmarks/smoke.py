@@ -53,6 +53,10 @@ SLICES: Mapping[str, tuple[str, ...]] = {
         "--kernels", "gemm_leakyrelu-512x512x2048@mma", "--baseline", BASELINE, "--no-versions",
         "--winners", str(ROOT / "ptx" / "results" / "assembler_suite.json"), "--budget-s", "60",
     ),
+    "ptx.regression_times": (
+        "--file", "{folder}/kernels.pickle.gz", "--kernels", "topk-*1 warps*", "--seconds", "5",
+        "--budget-s", "60",
+    ),
     "ptx.dependent_launch": (
         "--kernels", "rmsnorm-512x512", "--baseline", BASELINE, "--rounds", "10",
         "--budget-s", "40",

@@ -4,7 +4,8 @@
     python -m benchmarks run ptx.regression_times --ptxas FOLDER --file kernels.pickle.gz \\
         --seconds 8 --budget-s 230 --out benchmarks/ptx/results/regression_times.json.gz
 
-FOLDER holds ``VERSION/bin/ptxas`` of two versions, as for ``ptx.regressions``.  The first command
+FOLDER holds ``VERSION/bin/ptxas``, as for ``ptx.regressions``; the oldest and the newest version
+are compared, and without the option those that are installed.  The first command
 needs no GPU: it compiles the kernels of ``ptx.regressions`` for sm_90 and writes those to a file
 that the newer version makes worse by a static property.  ``not_launchable`` has the others that it
 makes worse, with the reason.
@@ -37,7 +38,7 @@ from benchmarks.ptx.comparison import comparison_record
 from benchmarks.ptx.regressions import assemble, is_jump, jobs
 from nostall.core.errors import NostallError
 from nostall.gpu import Kernel, LocalGpu
-from nostall.ptx.assemble.versions import Assembler, version_numbers
+from nostall.ptx.assemble.versions import Assembler, find_assemblers, version_numbers
 from nostall.sass.binary.cubin import Cubin
 from nostall.tuning.gpu_objective import decide
 from nostall.tuning.regress.job import Binary, Case, compare, newer_binary, older_by_ptxas
@@ -201,7 +202,9 @@ def line(name: str, row: Row) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ptxas", type=Path, required=True, help="folder of VERSION/bin/ptxas")
+    parser.add_argument(
+        "--ptxas", type=Path, help="folder of VERSION/bin/ptxas; default: the installed versions"
+    )
     parser.add_argument("--file", type=Path, required=True, help="the kernels with both binaries")
     parser.add_argument("--write", action="store_true", help="write --file and stop; no GPU")
     parser.add_argument("--kernels", nargs="*", default=["*"], help="only these (patterns)")
@@ -218,13 +221,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Write the kernels, or measure all of them and then search those that lost most."""
     until = monotonic() + options.budget_s
-    found = sorted(
-        map(Assembler.of, options.ptxas.glob("*/bin/ptxas")),
-        key=lambda a: version_numbers(a.version),
-    )
+    given = options.ptxas.glob("*/bin/ptxas") if options.ptxas is not None else ()
+    installed = [Assembler.of(path) for path in given] or find_assemblers()
+    found = sorted(installed, key=lambda a: version_numbers(a.version))
     older, newer = found[0], found[-1]
-    if options.write:
+    if options.write or not options.file.is_file():
         write(options, older, newer)
+    if options.write:
         return 0
     cases, refused = read(options.file, older, newer)
     cases = {n: c for n, c in cases.items() if any(fnmatch(n, p) for p in options.kernels)}

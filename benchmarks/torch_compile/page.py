@@ -19,12 +19,19 @@ from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render_page
 from benchmarks.torch_compile.model_setup import AGAIN, INTERLEAVED, PAIRED, START_METHODS
 from benchmarks.torch_compile.model_zoo.parts import models
+from nostall.core.measurement import Comparison
 
 FOLDER = results("torch_compile") / "models"
 PAGE = PAGES / "torch-compile.md"
 IN_ONE, IN_ROUNDS = "autotuned", "graphs"
 """Parts in other modes: in one process, and in several."""
 NONE = "not measured"
+LOSSES = tuple(results("torch_compile") / f"losses{name}.json" for name in ("", "_backend"))
+LOSS_METHODS = {
+    "8 chunks": "8 chunks", "4 chunks": "4 chunks", "nostall": "the back end's choice",
+    "eager": "eager",
+}  # fmt: skip
+"""Methods of the losses that the page shows, in words."""
 
 Model = Mapping[str, Mapping[str, Any]]
 """Results of one model by part."""
@@ -49,8 +56,34 @@ def models_page(loaded: Mapping[str, Model]) -> str:
         **_rows("autotuned", _by_part(loaded, IN_ONE), _mode),
         **_rows("rounds", _by_part(loaded, IN_ROUNDS), _rounds),
         "others": _others(),
+        **_losses(),
     }
     return render_page(__file__, PAGE, values)
+
+
+def _losses() -> dict[str, Any]:
+    """Losses without logits: each method of each case beside torch.compile."""
+    rows = []
+    contents = [load(path) for path in LOSSES]
+    for content in contents:
+        for name, found in content["cases"].items():
+            loop = found["loop"]
+            base = loop["samples_s"][loop["base"]]
+            for method, about in found["methods"].items():
+                if method not in LOSS_METHODS:
+                    continue
+                samples = loop["samples_s"][method]
+                beside = Comparison.from_samples(
+                    base, samples, loop["null_s"], kind="measured", resamples=500
+                )
+                rows.append({
+                    "case": name, **found["case"], "method": LOSS_METHODS[method],
+                    "ratio": beside, "peak": about["peak_bytes"],
+                    "base_peak": found["methods"][loop["base"]]["peak_bytes"],
+                    "share": about["share_of_logits"], "error": about["errors"]["weight"],
+                    "base_error": found["methods"][loop["base"]]["errors"]["weight"],
+                })  # fmt: skip
+    return {"losses": rows, "loss_about": contents[0], "loss_files": LOSSES}
 
 
 def _by_part(loaded: Mapping[str, Model], part: str) -> Model:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from nostall.fusion.capture import CapturedGraph
-from nostall.fusion.capture.left_to_pytorch import ATTENTION, LEFT, LISTS, NO_RULE
+from nostall.fusion.capture.left_to_pytorch import ATTENTION, LEFT, LISTS, NO_RULE, OWN
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.region_plans import captured_regions
 
@@ -55,6 +55,8 @@ class Refusal:
         for start, text in _CHANGES:
             if self.reason.startswith(start):
                 return text
+        if self.reason == OWN:
+            return "nothing: its kernels are nostall's"
         if self.reason in (ATTENTION, *LEFT.values()):
             return "nothing: PyTorch's own kernel is right for it"
         return "see the reason"

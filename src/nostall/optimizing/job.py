@@ -65,7 +65,8 @@ class Options:
     def settings(self) -> dict[str, Any]:
         """Settings of the half inside the program."""
         names = ("step", "watch_steps", "watch_seconds")
-        return {name: getattr(self, name) for name in names}
+        # Steps are not measured behind a profile: launches can stay slower.
+        return {**{name: getattr(self, name) for name in names}, "trace": self.dry_run}
 
 
 @contextmanager

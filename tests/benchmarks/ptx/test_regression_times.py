@@ -56,11 +56,12 @@ def measured(
     monkeypatch.setattr(
         regression_times, "read", lambda *_: ({"pressure": case}, {"other": "no launch"})
     )
+    (tmp_path / "kernels").touch()
     (tmp_path / "1" / "bin").mkdir(parents=True)
     (tmp_path / "1" / "bin" / "ptxas").symlink_to(NEWEST.path)
     given = {
         "ptxas": tmp_path,
-        "file": tmp_path,
+        "file": tmp_path / "kernels",
         "write": False,
         "least": 0.02,
         "kernels": ["pres*"],

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from nostall.fusion.capture import capture  # noqa: E402
-from nostall.fusion.capture.left_to_pytorch import ATTENTION, LEFT, NO_RULE  # noqa: E402
+from nostall.fusion.capture.left_to_pytorch import ATTENTION, LEFT, NO_RULE, OWN, reason  # noqa: E402
 from nostall.fusion.capture.trace import decompositions  # noqa: E402
 from nostall.fusion.explain import (  # noqa: E402
     _CHANGES,
@@ -81,10 +81,15 @@ def test_the_most_expensive_refusal_comes_first_and_lines_name_everything() -> N
 
 
 @pytest.mark.parametrize(
-    "reason", [*sorted(set(LEFT.values())), ATTENTION, NO_RULE, *(r for r, _ in _CHANGES)]
+    "known", [*sorted(set(LEFT.values())), ATTENTION, NO_RULE, OWN, *(r for r, _ in _CHANGES)]
 )
-def test_every_reason_says_what_would_have_to_change(reason: str) -> None:
-    assert Refusal(reason, "aten.op.default", 1, 0).change != "see the reason"
+def test_every_reason_says_what_would_have_to_change(known: str) -> None:
+    assert Refusal(known, "aten.op.default", 1, 0).change != "see the reason"
+
+
+def test_own_operators_are_not_to_be_reported() -> None:
+    assert reason("nostall.linear_loss.default") == OWN
+    assert "report" not in Refusal(OWN, "nostall.linear_loss.default", 1, 0).change
 
 
 def test_a_value_that_each_kernel_computes_again_crosses_no_border() -> None:

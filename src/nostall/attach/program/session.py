@@ -220,6 +220,8 @@ class Session:
         """Trace the steps that follow; a reason if that is not done."""
         if not self._facts_known["cuda"]:
             return "only steps on GPUs are traced"
+        if not self.settings.get("trace"):
+            return "steps are traced with --dry-run only, because later steps stay slower"
         if self._facts_known["rank"]:
             return "rank 0 is traced"
         if reason := trace_obstacle():

@@ -8,6 +8,7 @@ of nostall's operators, and has no rule yet.
 from __future__ import annotations
 
 NO_RULE = "unsupported operator"
+OWN = "an operator of nostall"
 ATTENTION = "attention, for fused attention kernels"
 """Reason of all operators with this word in their names."""
 LISTS = "list of tensors, such as an optimiser's: not for kernels of regions"
@@ -86,6 +87,8 @@ def reason(target: object) -> str:
     """Why no kernel computes a call without a lowering rule."""
     parts = str(target).split(".")
     name = parts[1] if len(parts) > 1 else ""
+    if parts[0] == "nostall":
+        return OWN
     if "attention" in name:
         return ATTENTION
     return LISTS if name.startswith("_foreach_") else LEFT.get(name, NO_RULE)

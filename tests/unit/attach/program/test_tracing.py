@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from nostall.attach.program import session, tracing  # noqa: E402
 from nostall.attach.program.tracing import Trace, trace_obstacle  # noqa: E402
 from nostall.optimizing.device_time import OPTIMIZER, traced  # noqa: E402
+from nostall.optimizing.job import Options  # noqa: E402
 from tests.unit.attach.program.test_session import Program  # noqa: E402
 
 
@@ -26,6 +27,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program
     monkeypatch.setattr(session.Session, "_facts", lambda *a: {**facts(*a), "cuda": True})
     monkeypatch.setattr(session, "Trace", lambda path: Trace(path, ["CPU"]))
     program = Program(tmp_path)
+    program.session.settings = {**program.session.settings, "trace": True}
     yield program
     program.session.segments.remove()
 
@@ -67,6 +69,14 @@ def test_the_programs_own_profiler_is_left_alone(program: Program) -> None:
     del own
     gc.collect()
     assert trace_obstacle() == ""
+
+
+def test_nothing_is_traced_where_steps_are_measured_later(program: Program) -> None:
+    program.session.settings = {**program.session.settings, "trace": False}
+    program.run(12)
+    (watched,) = program.events("watched")
+    assert watched["trace_file"] is None and "--dry-run only" in watched["trace_obstacle"]
+    assert Options(dry_run=True).settings["trace"] and not Options().settings["trace"]
 
 
 def test_the_end_stops_a_trace(program: Program) -> None:
