@@ -119,6 +119,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "parallel.profile_error": ("--tiny",),
     "parallel.pass_times": ("--tiny",),
     "parallel.killed_rank": (),
+    "parallel.captured_steps": (),
     "sharding.gpu_plans": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
     "sharding.gpu_hybrids": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
     "optimizing.programs": ("--programs", "lstm_lm", "--tiny", "--minutes", "0.5", "--limit", "120",

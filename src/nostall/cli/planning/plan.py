@@ -224,16 +224,10 @@ def plan(
         return
     _refuse_unused(context, planner, module)
     gpus = load_cluster(cluster, gpu_memory)
-    plans = read_own_plans(mine, len(gpus), global_batch) if mine is not None else []
+    plans = _own_plans(mine, len(gpus), global_batch, context)
     if plans:
-        reason = "does not change a plan of your own (--mine); leave it out"
-        refuse_options(context, _NOT_FOR_OWN, reason)
-        (_, own), *_ = plans
-        if own.global_batch not in (None, global_batch):
-            reason = f"is not --mine's --global-batch-size {own.global_batch}; leave one out"
-            refuse_options(context, ("global_batch",), reason)
-        global_batch = own.global_batch or global_batch
-        micro_batch = max(1, global_batch // own.micro_batches)
+        global_batch = plans[0][1].global_batch or global_batch
+        micro_batch = max(1, global_batch // plans[0][1].micro_batches)
     profiling = _ModuleProfiling(micro_batch, layers, device, quiet)
     workload = Workload(
         _measure(module, profiling) if module else load_profile(Path(profile)),
@@ -244,16 +238,22 @@ def plan(
         weight_gradient_share,
         fractions,
     )
+    changes: list[Change] | None = None
     if plans:
         evaluation, changes = _evaluate_own(workload, plans, format)
-        if export is not None:
-            export_stages(evaluation.workload, evaluation.plan, export)
-        write_and_show(evaluation, out_file, gantt, format, module, changes)
-        return
-    effort = Effort.for_workload(
-        workload, seconds=seconds, evaluations=evaluations, seed=seed, recompute=recompute
-    )
-    _check_time(workload, seconds)
+    else:
+        _check_time(workload, seconds)
+        effort = Effort.for_workload(
+            workload, seconds=seconds, evaluations=evaluations, seed=seed, recompute=recompute
+        )
+        evaluation = _search(workload, planner, effort, quiet)
+    if export is not None:
+        export_stages(evaluation.workload, evaluation.plan, export)
+    write_and_show(evaluation, out_file, gantt, format, module, changes)
+
+
+def _search(workload: Workload, planner: str, effort: Effort, quiet: bool) -> PlanEvaluation:
+    """Plan within a time limit, which compiling our own models does not count for."""
     with measured_compile_time() as compilation:
         evaluation = _plan_with_progress(workload, planner, effort, quiet)
     compilation.show(is_counted=False)
@@ -262,9 +262,23 @@ def plan(
             f"the time limit of {effort.seconds:g} s ended the planning; the plan is the best so "
             f"far, and --seconds {2 * effort.seconds:.0f} searches longer"
         )
-    if export is not None:
-        export_stages(workload, evaluation.plan, export)
-    write_and_show(evaluation, out_file, gantt, format, module)
+    return evaluation
+
+
+def _own_plans(
+    mine: str | None, gpus: int, global_batch: int, context: GivenContext
+) -> list[tuple[str, OwnPlan]]:
+    """The plans of ``--mine``; raises :class:`BadInput` for options that contradict them."""
+    if mine is None:
+        return []
+    plans = read_own_plans(mine, gpus, global_batch)
+    reason = "does not change a plan of your own (--mine); leave it out"
+    refuse_options(context, _NOT_FOR_OWN, reason)
+    own = plans[0][1].global_batch
+    if own not in (None, global_batch):
+        reason = f"is not --mine's --global-batch-size {own}; leave one out"
+        refuse_options(context, ("global_batch",), reason)
+    return plans
 
 
 def _evaluate_own(

@@ -16,8 +16,6 @@ from nostall.parallel.errors import CaptureFailed
 from nostall.parallel.execute.parts.part import Part
 from nostall.parallel.sharding.program.cuda_graph import CudaGraph, all_ranks, wait_in
 
-ON_SEVERAL_RANKS = False
-"""Whether runs of several ranks are captured; not before a run on GPUs has shown equal losses."""
 WARM_UPS = 11
 """Steps before the capture: PyTorch's notes on CUDA graphs ask for these with DDP, which builds its
 buckets anew meanwhile."""
@@ -151,8 +149,6 @@ def _refusal(part: Part, device: torch.device) -> str:
         return "a CUDA graph needs a GPU, and this run is on a CPU"
     if "nccl" not in dist.get_backend():
         return f"the processor runs the collectives of {dist.get_backend()}"
-    if dist.get_world_size() > 1 and not ON_SEVERAL_RANKS:
-        return "graphs with collectives of several ranks are not yet shown on GPUs"
     if part.random_operators:
         names = ", ".join(part.random_operators[:3])
         return f"each step draws other random numbers ({names})"

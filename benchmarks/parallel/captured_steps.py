@@ -1,0 +1,279 @@
+"""Captured steps of trainers: losses, gradients and times beside launched ones, on GPUs of a host.
+
+    python -m benchmarks run parallel.captured_steps --gpus 2 --out OUT.json
+
+Each plan trains a GPT by launched steps, then by replays of a CUDA graph.  Losses are compared with
+those of a single process; in float32 also gradients that add up, accumulate, or are of a short
+batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from benchmarks.harness.result_file import save
+from nostall.parallel import Trainer, build
+from nostall.parallel.cluster import Cluster, parse_cluster
+from nostall.parallel.execute.parts.any_plan import AnyPlan
+from nostall.parallel.module import Job, Model
+from nostall.parallel.module.profiler import profile_tensors
+from nostall.parallel.plan import Plan, Stage, Workload
+from nostall.parallel.profile import Layer, Profile
+from nostall.parallel.sharding.capture.operators import capture
+from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
+from nostall.parallel.sharding.cost.prices import Prices
+from nostall.parallel.sharding.cost.rates import DeviceRates
+from nostall.parallel.sharding.engine_file import EngineFile
+from nostall.parallel.sharding.graph import strategy_of
+from nostall.parallel.sharding.plan_file import PlanFile
+from nostall.parallel.sharding.planners.rules import RULES
+from nostall.parallel.sharding.planners.sharding import Options, plan_by_rule
+
+STEPS, TIMED = 8, 5
+"""Steps before the capture and after it, and how many of the last ones count."""
+LIMIT_S = 300.0
+CLUSTER = (
+    'name = "n"\n[[servers]]\ngpus = {}\nmemory_gib = 100\nlink = {{ bandwidth_gbytes = 300 }}\n'
+)
+PASSES = {
+    "adds": [(50, 8, 1.0, True), (51, 8, 0.5, True)],
+    "accumulates": [(52, 8, 0.5, False), (53, 8, 0.25, False), (54, 8, 0.25, True)],
+    "short": [(55, 4, 1.0, True)],
+}
+"""By name, passes: number of the batch, its samples, scale, whether they reduce."""
+
+
+RATES = DeviceRates("given", {"float32": 1e8, "bfloat16": 1e8}, 1e9)
+"""Of the model that prices the rule; the plans do not depend on them."""
+
+
+class Size(NamedTuple):
+    width: int
+    length: int
+    words: int
+    layers: int
+    dtype: str
+    samples: int
+
+
+SMALL = Size(512, 256, 2048, 4, "float32", 8)
+LARGE = Size(1024, 512, 8192, 8, "bfloat16", 16)
+KINDS = ("sharding data-parallel", "ddp", "data parallel, one stage", "sharding fsdp")
+CASES = (*((kind, SMALL) for kind in KINDS), ("ddp", LARGE), ("sharding data-parallel", LARGE))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.n1, self.n2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        b, t, width = x.shape
+        heads = self.qkv(self.n1(x)).view(b, t, 3, 8, width // 8).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*heads.unbind(0), is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, width))
+        return x + self.down(F.gelu(self.up(self.n2(x))))
+
+
+class Gpt(nn.Module):
+    """Embedding, blocks and a head."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(size.words, size.width)
+        self.blocks = nn.ModuleList(Block(size.width) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, size.words, bias=False)
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+
+
+def main(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="nostall-captured-") as folder:
+        result = Path(folder) / "result.json"
+        subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+             str(options.gpus), "-m", __name__, str(result)], check=True, timeout=LIMIT_S,
+        )  # fmt: skip
+        records = json.loads(result.read_text())
+    save(options.out, kind="measured", gpus=options.gpus, records=records)
+
+
+def rank(result: Path) -> None:
+    """Run the cases on this rank; rank 0 writes the result after each."""
+    is_gpu = torch.cuda.is_available()
+    if is_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if is_gpu else "gloo")
+    records = []
+    for kind, size in CASES:
+        records.append(Case(kind, size).run())
+        if dist.get_rank() == 0:
+            print(records[-1], flush=True)
+            result.write_text(json.dumps(records))
+    dist.destroy_process_group()
+
+
+class Case:
+    """A plan of a model of one size, on this rank."""
+
+    def __init__(self, kind: str, size: Size) -> None:
+        self.kind, self.size, self.ranks = kind, size, dist.get_world_size()
+        is_gpu = torch.cuda.is_available()
+        local = torch.cuda.current_device() if is_gpu else 0
+        self.device = torch.device("cuda", local) if is_gpu else torch.device("cpu")
+
+    def run(self) -> dict[str, Any]:
+        expected = list(self._reference())
+        job = self._job()
+        trainer = build(self._plan(job), job, _adamw)
+        losses, launched = self._timed(trainer, range(STEPS))
+        trainer.capture()
+        replayed, captured = self._timed(trainer, range(STEPS, 2 * STEPS))
+        errors = [abs(a - b) / b for a, b in zip([*losses, *replayed], expected, strict=True)]
+        record = {
+            "plan": self.kind, "dtype": self.size.dtype, "captured": trainer._steps.is_captured,
+            "loss_error": max(errors), "launched_ms": launched,
+            "captured_ms": captured if trainer._steps.is_captured else None,
+        }  # fmt: skip
+        if self.size is SMALL:
+            record["gradient_errors"] = self._gradient_errors(trainer)
+        record["notes"] = trainer.notes
+        trainer.close()
+        return record
+
+    def _job(self) -> Job:
+        torch.manual_seed(0)
+        size = self.size
+        tokens = torch.randint(0, size.words, (size.samples, size.length))
+        return Job(Gpt(size).to(getattr(torch, size.dtype)), (tokens,), tokens, _loss)
+
+    def _plan(self, job: Job) -> AnyPlan:
+        cluster = parse_cluster(CLUSTER.format(self.ranks))
+        if self.kind == "ddp":
+            return EngineFile("ddp", 1.0, "job", self.size.samples, cluster, "ddp")
+        if self.kind.startswith("sharding"):
+            return self._sharding(job, self.kind.split()[1], cluster)
+        model, samples = Model(job), self.size.samples // self.ranks
+        layers = tuple(Layer(name, 1.0, 2.0, 1.0, 1.0) for name in model.layer_names)
+        profile = Profile("job", layers, profile_tensors(model, samples), samples)
+        stage = Stage(0, len(model), tuple(range(self.ranks)))
+        workload = Workload(profile, cluster, self.size.samples, samples)
+        return workload, Plan((stage,), "1f1b"), "given"
+
+    def _sharding(self, job: Job, rule: str, cluster: Cluster) -> PlanFile:
+        mesh = (self.ranks,)
+        graph = capture(job, self.size.samples, mesh).graph
+        prices = Prices(graph, ClusterMesh(cluster, mesh), RATES)
+        plan = plan_by_rule(prices, RULES[rule], Options())
+        assert plan is not None
+        strategies = {
+            operator.name: [(s.inputs, s.outputs) for s in strategy_of(graph, plan.assignment, n)]
+            for n, operator in enumerate(graph.operators)
+        }
+        return PlanFile(
+            rule, 1.0, "job", self.size.samples, mesh, cluster, graph.fingerprint, strategies
+        )
+
+    def _batch(self, number: int, samples: int, places: Sequence[int] | None = None) -> Any:
+        generator = torch.Generator().manual_seed(number)
+        shape = (samples, self.size.length + 1)
+        rows = torch.randint(0, self.size.words, shape, generator=generator)
+        rows = (rows if places is None else rows[list(places) or [0]]).to(self.device)
+        return (rows[:, :-1].contiguous(),), rows[:, 1:].contiguous()
+
+    def _reference(self) -> Iterator[float]:
+        """Losses of a single process."""
+        module = self._job().module.to(self.device)
+        optimizer = _adamw(module.parameters())
+        for number in range(2 * STEPS):
+            inputs, targets = self._batch(number, self.size.samples)
+            loss = _loss(module(*inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield float(loss.detach())
+
+    def _timed(self, trainer: Trainer, numbers: Sequence[int]) -> tuple[list[float], float]:
+        """Losses of steps, and the median of their milliseconds with the optimiser."""
+        losses, times = [], []
+        for number in numbers:
+            batch = self._batch(number, self.size.samples, trainer.own_samples())
+            self._wait()
+            dist.barrier()
+            self._wait()
+            start = time.perf_counter()
+            loss = trainer.step(batch)
+            self._wait()
+            times.append((time.perf_counter() - start) * 1e3)
+            losses.append(float(loss))
+        return losses, statistics.median(times[-TIMED:])
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _gradient_errors(self, trainer: Trainer) -> dict[str, float]:
+        """Largest differences from a single process, over the largest entry of each gradient."""
+        module = self._job().module.to(self.device)
+        state = trainer.state_dict()["model"]
+        module.load_state_dict(
+            {n: getattr(v, "full_tensor", lambda v=v: v)() for n, v in state.items()}
+        )
+        found = {}
+        for title, passes in PASSES.items():
+            module.zero_grad()
+            for number, samples, scale, reduce in passes:
+                own = self._batch(number, samples, trainer.own_samples(samples))
+                trainer.forward_backward(own, scale=scale, samples=samples, reduce=reduce)
+                inputs, targets = self._batch(number, samples)
+                (_loss(module(*inputs), targets) * scale).backward()
+            gradients = trainer._part.whole_gradients()
+            found[title] = max(
+                float((g - module.get_parameter(n).grad).abs().max()
+                      / module.get_parameter(n).grad.abs().max())
+                for n, g in gradients.items() if g is not None
+            )  # fmt: skip
+            trainer.zero_grad()
+        return found
+
+
+def _loss(logits: Any, targets: Any) -> Any:
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def _adamw(own: Any) -> Any:
+    own = list(own)
+    return torch.optim.AdamW(own, lr=1e-3 if own[0].dtype is torch.float32 else 1e-4)
+
+
+if __name__ == "__main__":
+    rank(Path(sys.argv[1]))
