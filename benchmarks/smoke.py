@@ -103,6 +103,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "serving.step_costs": ("--layers", "2", "--budget-s", "60"),
     "serving.kernel_check": ("--seconds", "60", "--cases", "4", "--variants", "decode 32/8,tables"),
     "serving.prefix_groups": ("--seconds", "15"),
+    "serving.fixed_cost": ("--seconds", "0.05"),
     "serving.prefix_forests": ("--seconds", "120", "--forests", "20"),
     "serving.native_winners": (
         "--batches", "decode", "--heads", "28/4", "--kernels", "meta_attention", "--seconds", "5",

@@ -68,6 +68,18 @@ def unit_masks(
 
 
 @triton.jit
+def load_queries(pointers, live, out):
+    """Query rows; those in fp8 in the dtype of the results, in which they are exact.
+
+    Keys and values follow the dtype of these rows.
+    """
+    rows = tl.load(pointers, mask=live, other=0.0)
+    if rows.dtype.is_fp8():
+        rows = rows.to(out.dtype.element_ty)
+    return rows
+
+
+@triton.jit
 def run_unit(
     task, query, keys, values, out, block_table, query_starts, kv_lengths, tree_offsets, tree_words,
     prefix_rows, partial, partial_log_sums, scale, value_scale, soft_cap, window,
@@ -101,11 +113,8 @@ def run_unit(
         packed = tl.load(prefix_row, mask=token < tl.where(slot < -1, tokens, 0), other=0)
         at = tl.where(slot < -1, packed.to(tl.int64), at)
     head = kv_head * GROUP + rows % GROUP
-    from_query = at * stride_query_token + head * stride_query_head
-    tile = tl.load(query + from_query[:, None] + dims[None, :], mask=live, other=0.0)
-    if tile.dtype.is_fp8():
-        # Keys and values follow the dtype of this tile; fp8 is exact in that of the results.
-        tile = tile.to(out.dtype.element_ty)
+    rows_of_query = query + at * stride_query_token + head * stride_query_head
+    tile = load_queries(rows_of_query[:, None] + dims[None, :], live, out)
     tree, before, low, clear_begin, clear_end = unit_masks(
         tree_offsets + sequence, tree_words, token, first_token, tokens, end, context,
         query_length, slot, window, WINDOW, TREE, PREFIX,
