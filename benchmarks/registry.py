@@ -229,7 +229,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "killed_rank_cpu.json killed_rank_4.json", "parallel.md"),
     _row("parallel.captured_steps", "2 or more GPUs",
          "Do captured steps of trainers have the losses and gradients of one process?",
-         "captured_steps_2.json"),
+         "captured_steps_2.json", "parallel.md"),
     _row("parallel.torch_versions", "CPU", "Do plans train as one process does, by torch version?",
          "torch_versions_2.11.0.json torch_versions_2.13.0.json", "parallel.md"),
     _row("parallel.torchtitan", "CPU", "Does torchtitan run exported plans?",

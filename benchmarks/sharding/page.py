@@ -16,6 +16,7 @@ GRAPHS = results("sharding") / "gpu_plans_2.json"
 LAUNCHED = results("sharding") / "gpu_plans_4_launched.json"
 FIRST = results("sharding") / "gpu_plans_4.json"
 BUSY = results("sharding") / "gpu_plans_4_busy.json"
+CAPTURED = results("parallel") / "captured_steps_2.json"
 FIT = results("sharding") / "processor_fit.json"
 
 
@@ -37,11 +38,23 @@ def section() -> str:
             for model, group in record["summary"]["models"].items()
         ],
         "gpt_collective_s": _collective_seconds(first["records"], "gpt"),
+        "captured": _captured(),
+        "captured_file": CAPTURED,
         "fit": load(FIT),
         "fit_file": FIT,
         "measured": launched["sessions"][0]["measured"],
     }
     return render(__file__, values)
+
+
+def _captured() -> Row:
+    """Captured steps of the trainer, with the worst error of gradients."""
+    content = load(CAPTURED)
+    records = []
+    for row in content["records"]:
+        errors = row.get("gradient_errors", {}).values()
+        records.append({**row, "worst": f"{max(errors):.0e}" if errors else None})
+    return {**content, "records": records}
 
 
 def agreement(record: Row, **more: Any) -> list[Row]:
