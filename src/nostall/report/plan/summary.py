@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from nostall.core.text.plurals import pluralize
 from nostall.parallel.evaluation import PlanEvaluation
@@ -78,7 +78,7 @@ def cards(evaluation: PlanEvaluation, beside: PlanEvaluation | None) -> list[tup
             (
                 "beside data parallelism, modelled",
                 _gain(peer_s / iteration_s, "×"),
-                "its time / this",
+                "time of data parallelism / time of this plan",
             ),
         ]
     idle = f"{1 - evaluation.utilization:.0%}"
@@ -116,6 +116,42 @@ def sentences(evaluation: PlanEvaluation, beside: PlanEvaluation | None = None) 
         f"after the last backward pass {time(components['after_last_backward_s'])}"
     )
     return lines + [f"note: {note}" for note in evaluation.notes()]
+
+
+_ORDERS: Mapping[str, str] = {
+    "gpipe": "gpipe: all forward passes, then all backward passes",
+    "1f1b": "1f1b: forward and backward passes in turn",
+    "pa": "pa: forward and backward passes in turn, as DAPPLE's PA",
+    "pb": "pb: forward and backward passes in turn, with more micro-batches in flight to hide "
+    "transfers, as DAPPLE's PB",
+    "list": "list: what is ready first runs first",
+    "zero-bubble": "zero-bubble: gradients of weights fill the gaps",
+    "interleaved": "interleaved: each GPU has several stages",
+}
+"""The orders of the passes in words."""
+
+
+def reading(evaluation: PlanEvaluation) -> str:
+    """What the plan's short form says, in words."""
+    sizes = [str(len(stage.gpus)) for stage in evaluation.plan.stages]
+    split = evaluation.plan.split
+    numbers = f"{' and '.join(sizes)} GPUs in stage {ranges(range(len(sizes)))}"
+    order = _ORDERS.get(evaluation.plan.policy, evaluation.plan.policy)
+    each = f"{split}: one GPU in each stage" if split == "straight" else f"{split}: {numbers}"
+    return f"{each}. Order {order}."
+
+
+def exposed_allreduce(beside: PlanEvaluation) -> list[str]:
+    """Why data parallelism is slow, if most of its time is an all-reduce that nothing hides."""
+    total = beside.timeline.iteration_s
+    exposed = beside.time_components()["after_last_backward_s"]
+    if exposed < total / 2:
+        return []
+    time = Scale("s", total)
+    return [
+        f"data parallelism, modelled: {time(exposed)} of its {time(total)} come after the last "
+        "backward pass, where the all-reduce of the gradients has nothing to hide behind"
+    ]
 
 
 def ranges(numbers: Iterable[int]) -> str:
