@@ -90,6 +90,9 @@ def _page(
     evaluation: PlanEvaluation, figure: str, beside: PlanEvaluation | None, launch: str
 ) -> str:
     first, *further = sentences(evaluation)
+    reason = "Runs the plan, and measures what this page models."
+    if "--module" in launch:
+        reason += " The module is the one that was profiled."
     note = (
         "one iteration; the empty parts of a stage are the bubble, "
         f"{1 - evaluation.utilization:.0%} of the GPUs' time; hover over a bar for its operation"
@@ -99,7 +102,7 @@ def _page(
         lead=lead(evaluation, beside),
         cards=cards(evaluation, beside),
         next_command=launch,
-        next_reason="Runs the plan, and measures what this page models." if launch else "",
+        next_reason=reason,
         first=f"Planner {first}. {reading(evaluation)}",
         figure_name="Schedule",
         figure_note=note,

@@ -28,7 +28,7 @@ from nostall.report.plan.sharding import (
     sharding_sentences,
 )
 
-_ROW, _TOP, _WIDTH, _BOX = 24, 136, 980, 300
+_ROW, _TOP, _WIDTH, _BOX = 24, 151, 980, 300
 _LEFT = {"parameter": 20, "input": 20, "constant": 20}
 _MIDDLE = 560
 _LETTER = 5.6
@@ -36,10 +36,12 @@ _LETTER = 5.6
 _COLOURS = {"R": "#d9d9d9", "S0": "#9ecae1", "S1": "#a1d99b", "S2": "#bcbddc", "P": "#fdd0a2"}
 _OTHER = "#fbb4c4"
 _STYLE = (
-    ":root{--paper:#ffffff;--ink:#000000;--soft:#333333}"
-    "@media(prefers-color-scheme:dark){:root{--paper:#171d25;--ink:#dfe6ee;--soft:#b8c2cc}}"
-    ".paper{fill:var(--paper)}text{fill:var(--ink)}.in{fill:#000000}"
-    ".soft{fill:var(--soft);stroke:var(--paper);stroke-width:3;paint-order:stroke}"
+    ".sharding{--paper:#ffffff;--ink:#000000;--soft:#333333}"
+    "@media(prefers-color-scheme:dark){"
+    ".sharding{--paper:#171d25;--ink:#dfe6ee;--soft:#b8c2cc}}"
+    ".sharding .paper{fill:var(--paper)}.sharding text{fill:var(--ink)}"
+    ".sharding .in{fill:#000000}"
+    ".sharding .soft{fill:var(--soft);stroke:var(--paper);stroke-width:3;paint-order:stroke}"
 )
 """Colours of the paper and of texts, which follow the dark mode of the reader."""
 MAX_ROWS = 400
@@ -87,12 +89,16 @@ def sharding_picture(plan: ShardingPlan, others: Sequence[ShardingPlan] = ()) ->
     note = f"; {left_out} operators are left out" if left_out else ""
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="11">',
+        f'class="sharding" width="{_WIDTH}" height="{height}" '
+        'font-family="sans-serif" font-size="11">',
         f"<title>{escape(title)}</title>",
         f"<style>{_STYLE}</style>",
         f'<rect class="paper" width="{_WIDTH}" height="{height}"/>',
         f'<text x="20" y="22" font-size="14">{escape(title)}</text>',
-        f'<text x="20" y="40">{escape(sharding_lead(plan, others) + note)}</text>',
+        *(
+            f'<text x="20" y="{40 + 15 * number}">{escape(part)}</text>'
+            for number, part in enumerate((sharding_lead(plan, others) + note).split(", ", 1))
+        ),
         *_legend(),
         *lines, *boxes, "</svg>", "",
     ])  # fmt: skip
@@ -106,7 +112,7 @@ def sharding_page(plan: ShardingPlan, others: Sequence[ShardingPlan], launch: st
         lead=f"{sharding_lead(plan, others).capitalize()}.",
         cards=sharding_cards(plan, others),
         next_command=launch,
-        next_reason="Runs the plan, and measures what this page models." if launch else "",
+        next_reason="Runs the plan, and measures what this page models.",
         first=f"Planner {plan.name}, mesh {mesh_text(graph.mesh)}. Kept as S(0): split along axis "
         "0, one part on each GPU; R: replicated. A red line is a collective.",
         figure_name="Placements",
@@ -224,13 +230,13 @@ def _legend() -> list[str]:
         "P": "P, A: parts of a sum, a mean",
     }
     parts = [
-        '<path d="M200,101 h14" stroke="#d62728" stroke-width="1.8"/>'
-        '<text x="218" y="105">collective on the way</text>'
+        '<path d="M200,116 h14" stroke="#d62728" stroke-width="1.8"/>'
+        '<text x="218" y="120">collective on the way</text>'
         f'<text x="20" y="{_TOP - 8}" class="soft">parameters and batch</text>'
         f'<text x="{_MIDDLE}" y="{_TOP - 8}" class="soft">operators</text>'
     ]
     for number, (placement, name) in enumerate(names.items()):
-        x, y = 20 + 180 * (number % 2), 54 + 20 * (number // 2)
+        x, y = 20 + 180 * (number % 2), 69 + 20 * (number // 2)
         parts.append(
             f'<rect x="{x}" y="{y}" width="14" height="14" fill="{_COLOURS[placement]}" '
             f'stroke="#636363"/><text x="{x + 18}" y="{y + 11}">{name}</text>'

@@ -129,16 +129,20 @@ _ORDERS: Mapping[str, str] = {
     "interleaved": "interleaved: each GPU has several stages",
 }
 """The orders of the passes in words."""
+_MAX_STAGES = 8
+"""Stages that a sentence lists."""
 
 
 def reading(evaluation: PlanEvaluation) -> str:
     """What the plan's short form says, in words."""
-    sizes = [str(len(stage.gpus)) for stage in evaluation.plan.stages]
-    split = evaluation.plan.split
-    numbers = f"{' and '.join(sizes)} GPUs in stage {ranges(range(len(sizes)))}"
+    stages, split = evaluation.plan.stages, evaluation.plan.split
     order = _ORDERS.get(evaluation.plan.policy, evaluation.plan.policy)
-    each = f"{split}: one GPU in each stage" if split == "straight" else f"{split}: {numbers}"
-    return f"{each}. Order {order}."
+    if split == "straight":
+        words = "one GPU in each stage"
+    else:
+        shown = [f"stage {at} has {pluralize(len(s.gpus), 'GPU')}" for at, s in enumerate(stages)]
+        words = ", ".join(shown[:_MAX_STAGES]) + (", …" if len(shown) > _MAX_STAGES else "")
+    return f"{split}: {words}. Order {order}."
 
 
 def exposed_allreduce(beside: PlanEvaluation) -> list[str]:

@@ -123,7 +123,7 @@ def _annealing_area(plot: Plot, num_annealing: int) -> str:
 
 
 def _annealing_labels(plot: Plot, num_annealing: int) -> str:
-    """Names of the area and of what follows; drawn last, so that no line crosses them."""
+    """Names of the area and of what follows, above the plot, where no line crosses them."""
     if not num_annealing:
         return ""
     left, right = plot.x(plot.first), plot.x(plot.first + num_annealing)
@@ -131,8 +131,7 @@ def _annealing_labels(plot: Plot, num_annealing: int) -> str:
     if right + _EPISODES_WIDTH < plot.right:
         texts.append((right, "episodes"))
     return "".join(
-        f'<text class="startlabel" x="{x + 6}" y="{plot.bottom - 8}">{text}</text>'
-        for x, text in texts
+        f'<text class="startlabel" x="{x}" y="{TOP - 3}">{text}</text>' for x, text in texts
     )
 
 

@@ -31,7 +31,7 @@ def test_the_header_has_the_step_beside_data_parallelism(
     words = "".join(ElementTree.fromstring(sharding_picture(plan, others)).itertext())
     gain = f"{peer.step_s / plan.step_s:.2f}"
     said = "no faster than" if gain == "1.00" else f"{gain}× as fast as"
-    assert re.search(rf"modelled step \S+ \w+, {said} data parallelism \(", words)
+    assert re.search(rf"modelled step \S+ \w+\s+{said} data parallelism \(", words)
     assert "data parallelism" not in sharding_picture(plan)
 
 
@@ -50,7 +50,7 @@ def test_lines_begin_after_labels_and_the_legend_fits_a_telephone(
     across = [(int(x), float(y)) for x, y in starts if int(x) < 560 and int(x) > 320]
     assert across
     assert all(x >= labels[round(y) + 3] for x, y in across)
-    legend = [t for t in picture.iter(f"{SVG}text") if 40 < int(t.get("y", 0)) < 110]
+    legend = [t for t in picture.iter(f"{SVG}text") if 60 < int(t.get("y", 0)) < 125]
     assert len(legend) == 6
     assert max(int(t.get("x", 0)) + 6 * len(t.text or "") for t in legend) <= 390
 
@@ -63,3 +63,7 @@ def test_the_page_has_the_cards_tables_and_the_command_that_runs_the_plan(
     for text in ("step, modelled", "data parallelism: ", "Collectives of a step", "<svg", "S(0)"):
         assert text in page
     assert "next step" not in sharding_page(*plans, "")
+    styles = page[page.index("<svg") :].partition("<style>")[2].partition("</style>")[0]
+    assert ":root" not in styles and not re.search(
+        r"[}^](text|\.\w+)\{", styles.replace(".sharding{", "")
+    )

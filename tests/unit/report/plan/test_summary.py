@@ -62,7 +62,9 @@ def test_the_short_form_of_a_plan_is_explained() -> None:
     workload = Workload(profile(2), servers(1, 3), 8, 4)
     plan = Plan((Stage(0, 1, (0, 1)), Stage(1, 2, (2,))), "pb")
     text = reading(evaluate_plan(workload, plan, "test"))
-    assert text.startswith("2:1: 2 and 1 GPUs in stage 0-1. Order pb: forward and backward ")
+    assert text.startswith(
+        "2:1: stage 0 has 2 GPUs, stage 1 has 1 GPU. Order pb: forward and backward "
+    )
     assert reading(evaluate_plan(WORK, straight([1, 2]), "test")).startswith(
         "straight: one GPU in each stage. Order "
     )
