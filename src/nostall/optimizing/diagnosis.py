@@ -206,8 +206,8 @@ def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Lev
         reason=(
             _device_reason(facts, parts) if cuda
             else "no bound: nothing outside of it was seen" if bound is None
-            else f"{words} in no time: 1 / (1 - {1 - 1 / bound:.1%}), the share that three of four "
-            f"steps do not exceed; the median is {facts.share(*parts):.1%}"
+            else f"100% / {100 / bound:.3g}%: so much of a step or more is outside of {words} in "
+            f"three of four steps (median {1 - facts.share(*parts):.1%})"
         ),
         change={"name": name, "kind": kind, "value": value},
         **fields,

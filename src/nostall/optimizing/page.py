@@ -131,17 +131,20 @@ def _lead(result: Result, final: Comparison | None) -> str:
         names = " and ".join(attempt.level.name for attempt in result.kept)
         over = f" The time was over before all was tried ({result.limit})." if result.limit else ""
         return f"{final.ratio:.3f}× as fast, measured on the whole step: {names}.{over}"
-    if not result.attempts:
-        return "Nothing was tried: the page shows what each level can gain at most."
     tried = ", ".join(attempt.level.name for attempt in result.attempts)
-    if not result.limit:
-        return f"Nothing that was tried makes a step faster: {tried}. The program stays as it is."
+    if result.limit:
+        return f"Nothing is kept when the time is over ({result.limit}): {_untried(result, tried)}."
+    if not tried:
+        return "Nothing was tried: the page shows what each level can gain at most."
+    return f"Nothing that was tried makes a step faster: {tried}. The program stays as it is."
+
+
+def _untried(result: Result, tried: str) -> str:
+    """What was tried in vain, and what the time did not suffice for."""
     done = {attempt.level.name for attempt in result.attempts}
     left = [each.name for each in result.levels if each.change and each.name not in done]
-    return (
-        f"Nothing is kept when the time is over ({result.limit}): not proven faster: {tried}; "
-        f"{pluralize(len(left), 'level')} not tried{': ' if left else ''}{', '.join(left)}."
-    )
+    text = f"not proven faster: {tried}; " if tried else ""
+    return f"{text}{pluralize(len(left), 'level')} not tried{': ' if left else ''}{', '.join(left)}"
 
 
 def _intervals(comparison: Comparison) -> str:

@@ -28,9 +28,9 @@ from nostall.report.plan.sharding import (
     sharding_sentences,
 )
 
-_ROW, _TOP, _WIDTH, _BOX = 24, 151, 980, 300
+_ROW, _TOP, _WIDTH, _BOX = 24, 151, 980, 250
 _LEFT = {"parameter": 20, "input": 20, "constant": 20}
-_MIDDLE = 560
+_MIDDLE = 510
 _LETTER = 5.6
 """Pixels of a letter of the labels."""
 _COLOURS = {"R": "#d9d9d9", "S0": "#9ecae1", "S1": "#a1d99b", "S2": "#bcbddc", "P": "#fdd0a2"}
@@ -193,9 +193,10 @@ def _box(plan: ShardingPlan, row: _Row, after: str) -> str:
     name = operator.target.removeprefix("aten.").removesuffix(".default")
     text = f"{name} {shape}" + (f" ({row.count})" if row.count > 1 else "")
     return (
-        f'<g><rect x="{row.x}" y="{row.y}" width="{_BOX}" height="{_ROW - 5}" rx="3" '
+        f"<g><title>{escape(text)}</title>"
+        f'<rect x="{row.x}" y="{row.y}" width="{_BOX}" height="{_ROW - 5}" rx="3" '
         f'fill="{_colour(placements)}" stroke="#636363"/>'
-        f'<text class="in" x="{row.x + 6}" y="{row.y + 13}">{escape(text[:48])}</text>'
+        f'<text class="in" x="{row.x + 6}" y="{row.y + 13}">{escape(text[:41])}</text>'
         f'<text class="soft" x="{row.x + _BOX + 6}" y="{row.y + 13}">{escape(after)}</text></g>'
     )
 

@@ -47,7 +47,7 @@ def test_lines_begin_after_labels_and_the_legend_fits_a_telephone(
     starts = re.findall(
         r"M(\d+),([\d.]+) C", "".join(p.get("d", "") for p in picture.iter(f"{SVG}path"))
     )
-    across = [(int(x), float(y)) for x, y in starts if int(x) < 560 and int(x) > 320]
+    across = [(int(x), float(y)) for x, y in starts if int(x) < 510 and int(x) > 270]
     assert across
     assert all(x >= labels[round(y) + 3] for x, y in across)
     legend = [t for t in picture.iter(f"{SVG}text") if 60 < int(t.get("y", 0)) < 125]
