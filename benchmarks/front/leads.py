@@ -153,10 +153,15 @@ def _explorers() -> Lead:
     ]
     axis = Axis(
         (1, 1.5, 2, 3, 5, 10, 20),
-        "modelled time / that of the proven optimum; a dot for each region",
+        "modelled time / that of the proven optimum; a dot for each region, and the geometric mean",
         more="slower than the optimum →",
     )
-    return Lead({"gaps": record["summary"]["gaps"], "proven": len(proven)}, rows, axis)
+    total = len(record["records"])
+    figures = {
+        "gaps": record["summary"]["gaps"], "proven": len(proven), "regions": total,
+        "not_proven": total - len(proven),
+    }  # fmt: skip
+    return Lead(figures, rows, axis)
 
 
 def _distances() -> Lead:

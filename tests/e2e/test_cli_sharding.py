@@ -143,9 +143,9 @@ def test_the_table_names_placements_collectives_and_runners_up(files: Path) -> N
     words = "".join(picture.itertext())
     assert all(text in words for text in ("0.weight 32x8", "addmm", "replicated", "modelled step"))
     svg = "{http://www.w3.org/2000/svg}"
-    boxes = [box for box in picture.iter(f"{svg}rect") if box.get("x") == "470"]
+    boxes = [box for box in picture.iter(f"{svg}rect") if box.get("x") == "510"]
     ends = {path.get("d", "").split()[-1] for path in picture.iter(f"{svg}path")}
-    assert {f"470,{int(box.get('y', 0)) + 10.0}" for box in boxes} <= ends, "unread operators"
+    assert {f"510,{int(box.get('y', 0)) + 10.0}" for box in boxes} <= ends, "unread operators"
     assert "note: the cluster file has no latency" not in done.out
     for text in ("0.weight", "32x8", "collectives of a step", "data-parallel", "modelled step"):
         assert text in done.out

@@ -190,9 +190,13 @@ _PARTS = {
 """Parts of a step that a kind of change may touch."""
 
 
+_WORDS = {"optimizer": "optimiser"}
+"""Parts of a step as texts name them."""
+
+
 def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Level:
     parts, cuda = _PARTS[kind], facts.raw["cuda"]
-    bound, words = facts.bound(*parts), " and ".join(parts)
+    bound, words = facts.bound(*parts), " and ".join(_WORDS.get(part, part) for part in parts)
     share = 1 - 1 / bound if bound else None
     return Level(
         name=name,
@@ -202,7 +206,8 @@ def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Lev
         reason=(
             _device_reason(facts, parts) if cuda
             else "no bound: nothing outside of it was seen" if bound is None
-            else f"the step if {words} took no time"
+            else f"100% / {100 / bound:.3g}%: so much of a step or more is outside of {words} in "
+            f"three of four steps (median {1 - facts.share(*parts):.1%})"
         ),
         change={"name": name, "kind": kind, "value": value},
         **fields,

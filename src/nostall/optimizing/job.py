@@ -111,6 +111,7 @@ def optimize(
         except ProgramEnded as end:
             _explain_end(program, end, options, result)
         except TimeIsUp:
+            result.limit = _limit(options)
             result.notes.append(_time_is_up(options))
             program.end(exits=not options.run_to_end)
         result.exit_code = program.exit_code
@@ -142,6 +143,7 @@ def replay(recording: Recording, say: Say) -> Result:
         try:
             _Job(Replayed(recording.starts[0]), options, say, result).run()
         except TimeIsUp:
+            result.limit = _limit(options)
             result.notes.append(_time_is_up(options))
         except (ProgramEnded, RecordingEnds):  # the recorded notes say why
             pass
@@ -173,7 +175,11 @@ def _recorded(program: Program, starts: list[list[Entry]]) -> Recorder:
 
 
 def _time_is_up(options: Options) -> str:
-    return f"--minutes {options.minutes:g} are over: more were to be tried"
+    return f"{_limit(options)} are over: more were to be tried"
+
+
+def _limit(options: Options) -> str:
+    return f"--minutes {options.minutes:g}"
 
 
 def _settle(result: Result) -> None:
@@ -269,6 +275,7 @@ class _Job:
         """Whether a quarter of the expected time of a level is left; a note says if not."""
         left = (self.until - self.program.clock()) / 60
         if left < level.minutes / 4:
+            self.result.limit = _limit(self.options)
             self.result.notes.append(
                 f"not tried in --minutes {self.options.minutes:g}: {level.name}, which takes about "
                 f"{level.minutes:g} minutes"
@@ -447,7 +454,8 @@ def _note_end(program: Program, result: Result) -> None:
         after = " after its last step" if program.was_ended else ""
         result.notes.append(f"the program ended with exit code {code}{after}")
     if result.files and program.was_ended:
+        more = f" and {len(result.files) - 1} more" if len(result.files) > 1 else ""
         result.notes.append(
-            f"files changed before the program was ended, such as {result.files[0]}; those that it "
-            "wrote are of an incomplete run"
+            "the program was ended before its own end; these files changed while it ran, and are "
+            f"incomplete if it wrote them: {result.files[0]}{more}"
         )

@@ -10,7 +10,8 @@ from markupsafe import Markup, escape
 
 from nostall.core.files.atomic import write_text_atomically
 from nostall.core.measurement import Comparison
-from nostall.optimizing.result import Attempt, Result, interval
+from nostall.core.text.plurals import pluralize
+from nostall.optimizing.result import Attempt, Result, drifts, interval
 from nostall.report.html import render
 from nostall.report.units import Scale
 
@@ -50,6 +51,7 @@ def write_page(result: Result, path: Path) -> Path:
         lines=[attempt.level.line for attempt in result.kept],
         attempts=[_row(attempt) for attempt in result.attempts],
         levels=result.levels,
+        on_cpu=not raw["cuda"],
         provenance=[
             *((name, value) for name, value in result.machine.items() if value),
             ("threads of PyTorch", raw["threads"]),
@@ -71,10 +73,12 @@ def _row(attempt: Attempt) -> dict[str, str]:
         null = f"null [{c.null_low:.3f}, {c.null_high:.3f}]"
         reason = reason.replace(f": {interval(c)}, {null}", " beyond the noise")
         reason = reason.replace(f"{interval(c)} times as fast", "faster beyond the noise")
+        if drifts(c):
+            reason += "; the original differs from itself: measure again on a quieter machine"
     return {
         "name": attempt.level.name, "outcome": attempt.outcome, "reason": reason,
         "result_class": attempt.result_class, "gain": interval(c) if c else "–",
-        "null": f"{c.null_low:.3f} to {c.null_high:.3f}" if c else "–",
+        "null": _null(c) if c else "–",
     }  # fmt: skip
 
 
@@ -125,16 +129,33 @@ def _lead(result: Result, final: Comparison | None) -> str:
     """The answer of the page in a sentence."""
     if final is not None:
         names = " and ".join(attempt.level.name for attempt in result.kept)
-        return f"{final.ratio:.3f}× as fast, measured on the whole step: {names}."
-    if not result.attempts:
-        return "Nothing was tried: the page shows what each level can gain at most."
+        over = f" The time was over before all was tried ({result.limit})." if result.limit else ""
+        return f"{final.ratio:.3f}× as fast, measured on the whole step: {names}.{over}"
     tried = ", ".join(attempt.level.name for attempt in result.attempts)
+    if result.limit:
+        return f"Nothing is kept when the time is over ({result.limit}): {_untried(result, tried)}."
+    if not tried:
+        return "Nothing was tried: the page shows what each level can gain at most."
     return f"Nothing that was tried makes a step faster: {tried}. The program stays as it is."
+
+
+def _untried(result: Result, tried: str) -> str:
+    """What was tried in vain, and what the time did not suffice for."""
+    done = {attempt.level.name for attempt in result.attempts}
+    left = [each.name for each in result.levels if each.change and each.name not in done]
+    text = f"not proven faster: {tried}; " if tried else ""
+    return f"{text}{pluralize(len(left), 'level')} not tried{': ' if left else ''}{', '.join(left)}"
 
 
 def _intervals(comparison: Comparison) -> str:
     """The intervals of a ratio and of the original beside itself, in words."""
     return (
         f"95 % interval {comparison.low:.3f} to {comparison.high:.3f}; the original beside itself "
-        f"{comparison.null_low:.3f} to {comparison.null_high:.3f}"
+        f"{_null(comparison)}"
     )
+
+
+def _null(comparison: Comparison) -> str:
+    """The interval of the original beside itself, which includes 1 unless the times drift."""
+    flag = ", without 1" if drifts(comparison) else ""
+    return f"{comparison.null_low:.3f} to {comparison.null_high:.3f}{flag}"

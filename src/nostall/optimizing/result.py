@@ -55,6 +55,8 @@ class Result:
     """What the reader has to know, a sentence each."""
     command_files: dict[str, str] = field(default_factory=dict)
     """sha256 of the files that the command names."""
+    limit: str = ""
+    """The time limit, as given, that ended the attempts; empty if none did."""
     files: list[str] = field(default_factory=list)
     """Files that were written while the program was watched."""
     interrupted: bool = False
@@ -121,6 +123,11 @@ def one_after_the_other(result: Result) -> Proof:
     product = Comparison(ratio, low, high, null_low, null_high, "measured")
     pairs = min(proof.pairs for proof in proofs if proof is not None)
     return Proof(product, "", pairs, (first.seconds[0], last.seconds[1]))
+
+
+def drifts(comparison: Comparison) -> bool:
+    """Whether the original differs from itself: its null interval excludes 1."""
+    return not comparison.null_low <= 1 <= comparison.null_high
 
 
 def interval(comparison: Comparison) -> str:

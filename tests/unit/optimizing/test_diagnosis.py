@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,19 @@ def test_a_bound_is_the_step_over_what_remains() -> None:
     found = bounds(facts())
     assert found["torch.compile"] == pytest.approx(2.0)
     assert found["fused optimiser"] == pytest.approx(1.25)
+
+
+def test_a_bound_follows_from_the_numbers_beside_it() -> None:
+    found = facts(parts={
+        "forward": [0.1] * 20, "backward": [0.1] * 20, "loader": [0.0] * 20,
+        "optimizer": [0.2] * 11 + [0.6] * 9,
+    })  # fmt: skip
+    level = next(level for level in diagnose(found) if level.name == "fused optimiser")
+    rest = re.search(r"100% / ([\d.]+)%.* \(median ([\d.]+)%\)", level.reason)
+    assert rest is not None and level.bound is not None and level.share is not None
+    assert level.bound == pytest.approx(100 / float(rest[1]), rel=1e-2)
+    assert (float(rest[1]), float(rest[2])) == (40.0, pytest.approx(100 * (1 - level.share)))
+    assert "optimizer" not in level.touches + level.reason
 
 
 def test_a_pause_outside_of_all_parts_does_not_lower_a_bound() -> None:
@@ -260,3 +275,29 @@ def test_the_page_shows_the_waterfall_and_escapes(tmp_path: Path) -> None:
     nothing = result()
     nothing.attempts = nothing.attempts[:1]
     assert "measured together" not in write_page(nothing, tmp_path / "b.html").read_text("utf-8")
+
+
+def test_the_headline_says_that_the_time_ran_out_and_what_was_not_tried(tmp_path: Path) -> None:
+    nothing = result()
+    nothing.attempts, nothing.limit = nothing.attempts[:1], "--minutes 1"
+    nothing.together = None
+    page = write_page(nothing, tmp_path / "a.html").read_text("utf-8")
+    left = [
+        level.name for level in nothing.levels
+        if level.change and level.name != nothing.attempts[0].level.name
+    ]  # fmt: skip
+    assert f"{len(left)} level" in page and left
+    assert re.search(rf"the time is over \(--minutes 1\): .* not tried: {', '.join(left)}\.", page)
+    nothing.attempts = []
+    page = write_page(nothing, tmp_path / "b.html").read_text("utf-8")
+    assert "the time is over (--minutes 1): " in page and "not proven faster" not in page
+
+
+def test_an_original_that_differs_from_itself_is_flagged(tmp_path: Path) -> None:
+    drifting = result()
+    attempt = drifting.attempts[0]
+    assert "without 1" not in write_page(drifting, tmp_path / "a.html").read_text("utf-8")
+    proof = Proof(Comparison(0.9, 0.5, 1.2, 0.494, 0.923, "measured"), "", 8, (1.0, 1.0))
+    drifting.attempts[0] = replace(attempt, proof=proof)
+    page = write_page(drifting, tmp_path / "b.html").read_text("utf-8")
+    assert "0.494 to 0.923, without 1" in page and "the original differs from itself" in page

@@ -260,13 +260,10 @@ def _next_command(document: Document, run: Run) -> str:
             folder = run.path / tuned.folder
             files: Sequence[Path] = [folder / "original.cubin", folder / "best.cubin"]
             return shlex.join(["nostall", "verify", *map(str, files)])
-    kernels = [kernel for traced_pass in document.passes for kernel in traced_pass.kernels]
-    sources = {name: kernel.source for kernel in kernels for name in kernel.launches}
-    for binary in document.binaries:
-        if binary.file and not binary.findings:
-            kernel = f"{run.path / sources[binary.name]}:{binary.name}"
-            return shlex.join(["nostall", "tune", kernel, "--arch", document.arch])
-    return shlex.join(["nostall", "report", str(run.path)])
+    from nostall.report.fusion.page import tune_command
+
+    command = tune_command(document, run.path)
+    return command or shlex.join(["nostall", "report", str(run.path)])
 
 
 def _new_run_folder(name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,7 +45,7 @@ def write_and_show(
     """
     beside = _data_parallelism(evaluation)
     if gantt is not None:
-        write_gantt(evaluation, gantt, beside)
+        write_gantt(evaluation, gantt, beside, _launch(out_file, module))
     document = plan_document(evaluation, module)
     if changes is not None:
         document["changes"] = [asdict(change) for change in changes]
@@ -64,6 +65,14 @@ def write_and_show(
     for path, name in ((gantt, "schedule"), (out_file, "plan")):
         if path is not None:
             out.print(f"{name + ':':10}{path}")
+
+
+def _launch(plan: Path | None, module: str | None) -> str:
+    """The command that runs a plan; empty without its file."""
+    if plan is None:
+        return ""
+    words = ["nostall", "launch", str(plan)]
+    return shlex.join(words if module else [*words, "--module", "path.py:build"])
 
 
 def _change_lines(changes: Sequence[Change] | None) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ from nostall.report.plan.sharding import (
     runner_up_table,
     sharding_sentences,
 )
-from nostall.report.plan.sharding_picture import sharding_picture
+from nostall.report.plan.sharding_picture import sharding_page, sharding_picture
 from nostall.report.units import Scale
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.hardware.file import load_hardware
@@ -131,7 +132,8 @@ ExportOption = Annotated[
 PictureOption = Annotated[
     Path | None,
     typer.Option(
-        help="Write an SVG picture of the graph with placements (planners sharding and automap)."
+        help="Write a picture of the graph with placements (.svg, or a page around it: .html; "
+        "planners sharding and automap)."
     ),
 ]
 ONLY_FOR_SHARDING = ("mesh", "hardware", "picture")
@@ -214,7 +216,10 @@ def plan_sharding_command(
     if out_file is not None:
         write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     if picture is not None:
-        write_text_atomically(picture, sharding_picture(plan), parents=True)
+        is_page = picture.suffix == ".html"
+        launch = shlex.join(["nostall", "launch", str(out_file)]) if out_file is not None else ""
+        drawn = sharding_page(plan, others, launch) if is_page else sharding_picture(plan, others)
+        write_text_atomically(picture, drawn, parents=True)
     exported = _export(plan, request.module, export) if export is not None else ""
     if format is Format.JSON:
         show_json(document)

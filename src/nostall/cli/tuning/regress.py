@@ -281,11 +281,32 @@ def _answer(report: Report, *, is_measured: bool) -> str:
             return "the same machine code"
         case "no loss":
             return "no static loss"
-        case "recovered":
-            return f"lost and recovered ({lost})"
-        case "in part":
-            return f"lost, recovered in part ({lost})"
-    return f"lost, {report.answer} ({lost})"
+        case "recovered" | "in part":
+            return f"{_lost(report)}; {_found(report)}"
+    return f"{_lost(report)}; {report.answer}"
+
+
+def _lost(report: Report) -> str:
+    """What the newer binary lost, with the bytes that it spills more, if they are known."""
+    older, newer = report.case.older.properties, report.case.newer.properties
+    lost = list(map(str, report.losses))
+    before, after = older.spill_bytes, newer.spill_bytes
+    if before is not None and after is not None and before < after:
+        lost.append(f"spilled bytes {before} → {after}")
+    return f"{report.case.newer.label} lost: {', '.join(lost)}"
+
+
+def _found(report: Report) -> str:
+    """What the best candidate has back, with its own numbers."""
+    assert report.recovery is not None and report.recovery.best is not None
+    from nostall.tuning.regress.losses import METRICS
+
+    older, best = report.case.older.properties, report.recovery.best.properties
+    values = [f"{x.name} {METRICS[x.name].read(best, older):g}" for x in report.losses]
+    if best.spill_bytes is not None:
+        values.append(f"spilled bytes {best.spill_bytes}")
+    how = "recovered" if report.answer == "recovered" else "recovered in part"
+    return f"{how} by another input of the same ptxas: {', '.join(values)} (not measured)"
 
 
 def _measured_line(measured: Measured) -> str:

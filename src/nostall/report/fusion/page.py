@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,26 @@ def write_page(path: Path) -> Path:
     Raises :class:`~nostall.core.errors.BadRun` if ``fusion.json`` or ``run.json`` cannot be used.
     """
     document = load_document(path)
-    page = render(document, Run.open(path).record.command)
+    measure = tune_command(document, path)
+    page = render(document, Run.open(path).record.command, measure and f"{measure} --objective gpu")
     target = path / REPORT_FILE
     write_text_atomically(target, page)
     return target
 
 
-def render(document: Document, command: str) -> str:
-    """The HTML text of the page."""
+def tune_command(document: Document, path: Path) -> str:
+    """The command that tunes the first kernel that the verifier accepts; empty without one."""
+    kernels = [kernel for traced_pass in document.passes for kernel in traced_pass.kernels]
+    sources = {name: kernel.source for kernel in kernels for name in kernel.launches}
+    for binary in document.binaries:
+        if binary.file and not binary.findings:
+            kernel = f"{path / sources[binary.name]}:{binary.name}"
+            return shlex.join(["nostall", "tune", kernel, "--arch", document.arch])
+    return ""
+
+
+def render(document: Document, command: str, measure: str = "") -> str:
+    """The HTML text of the page; ``measure`` is the command to offer as the next step."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["bytes"] = format_bytes
     environment.filters["several"] = pluralize
@@ -66,6 +79,7 @@ def render(document: Document, command: str) -> str:
         schemes=SCHEMES,
         max_drawn=MAX_DRAWN,
         command=command,
+        measure=measure,
         style=Markup(_read("page.css") + _read("fusion.css")),
         script=Markup(_read("fusion.js")),
         version=__version__,
@@ -81,9 +95,10 @@ def _lead(traced_pass: Pass, document: Document) -> str:
     lead = f"{where}{pluralize(traced_pass.operators, 'operator')} become {kernels}"
     facts = _facts(traced_pass)
     if facts["over_unfused"]:
-        lead += f": modelled, {_gain(facts['over_unfused'], 1)} one kernel per operator"
+        lead += ": modelled, "
         if document.strategy != "greedy":
-            lead += f", {_gain(facts['over_greedy'], 2)} greedy fusion"
+            lead += f"{_gain(facts['over_greedy'], 2)} greedy fusion, "
+        lead += f"{_gain(facts['over_unfused'], 1)} one kernel per operator"
     return f"{lead}."
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
@@ -17,7 +17,15 @@ from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
 from nostall.parallel.evaluation import PlanEvaluation
 from nostall.parallel.simulate.costs import Transfer
-from nostall.report.plan.summary import cards, lead, ranges, sentences, stage_table
+from nostall.report.plan.summary import (
+    cards,
+    exposed_allreduce,
+    lead,
+    ranges,
+    reading,
+    sentences,
+    stage_table,
+)
 from nostall.report.units import Scale, ticks
 
 WIDTH, LEFT, RIGHT, TOP, ROW, TRANSFER_ROW, FOOT = 1280, 190, 24, 34, 26, 13, 64
@@ -57,11 +65,15 @@ class _Bar(NamedTuple):
 
 
 def write_gantt(
-    evaluation: PlanEvaluation, path: Path, beside: PlanEvaluation | None = None
+    evaluation: PlanEvaluation,
+    path: Path,
+    beside: PlanEvaluation | None = None,
+    launch: str = "",
 ) -> Path:
     """Write the chart as ``.svg``, or within a page as ``.html``; returns the path.
 
-    The page compares the plan with ``beside``, which is data parallelism.
+    The page compares the plan with ``beside``, which is data parallelism; ``launch`` is the command
+    that runs it, empty if it cannot be run.
     Raises :class:`BadInput` if the file name has another extension.
     """
     if path.suffix not in (".svg", ".html"):
@@ -69,27 +81,45 @@ def write_gantt(
             f"--gantt {path}: the extension is {path.suffix!r}; allowed are .svg and .html"
         )
     figure = gantt(evaluation)
-    text = _page(evaluation, figure, beside) if path.suffix == ".html" else figure
+    text = _page(evaluation, figure, beside, launch) if path.suffix == ".html" else figure
     write_text_atomically(path, text, parents=True)
     return path
 
 
-def _page(evaluation: PlanEvaluation, figure: str, beside: PlanEvaluation | None) -> str:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    columns, rows = stage_table(evaluation)
+def _page(
+    evaluation: PlanEvaluation, figure: str, beside: PlanEvaluation | None, launch: str
+) -> str:
     first, *further = sentences(evaluation)
-    return environment.from_string(_template("plan.html")).render(
-        style=Markup(_template("page.css")),
+    reason = "Runs the plan, and measures what this page models."
+    if "--module" in launch:
+        reason += " The module is the one that was profiled."
+    note = (
+        "one iteration; the empty parts of a stage are the bubble, "
+        f"{1 - evaluation.utilization:.0%} of the GPUs' time; hover over a bar for its operation"
+    )
+    return plan_page(
         title=f"{evaluation.workload.profile.name} on {evaluation.workload.cluster.name}",
         lead=lead(evaluation, beside),
         cards=cards(evaluation, beside),
-        bubble=f"{1 - evaluation.utilization:.0%}",
-        first=first,
-        sentences=further,
-        columns=columns,
-        rows=rows,
+        next_command=launch,
+        next_reason=reason,
+        first=f"Planner {first}. {reading(evaluation)}",
+        figure_name="Schedule",
+        figure_note=note,
+        tables=[
+            ("Stages", "times per micro-batch; all-reduce per iteration",
+             *stage_table(evaluation), 3)
+        ],
+        sentences=[*(exposed_allreduce(beside) if beside else []), *further],
         figure=Markup(figure),
-    )
+    )  # fmt: skip
+
+
+def plan_page(**values: Any) -> str:
+    """The page of a plan: its headlines, its picture, tables and sentences."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    template = environment.from_string(_template("plan.html"))
+    return template.render(style=Markup(_template("page.css")), **values)
 
 
 def _template(name: str) -> str:

@@ -83,6 +83,45 @@ def runner_up_table(plan: ShardingPlan, others: Sequence[ShardingPlan]) -> Table
     return columns, rows
 
 
+def sharding_lead(plan: ShardingPlan, others: Sequence[ShardingPlan]) -> str:
+    """The modelled step in a sentence, beside data parallelism if that is one of ``others``."""
+    time = Scale("s", plan.step_s)
+    text = f"modelled step {time(plan.step_s)}"
+    peer = data_parallel(others)
+    if peer is None or plan.name == peer.name:
+        return text
+    gain = f"{peer.step_s / plan.step_s:.2f}"
+    words = "no faster than" if gain == "1.00" else f"{gain}× as fast as"
+    return f"{text}, {words} data parallelism ({time(peer.step_s)})"
+
+
+def data_parallel(plans: Sequence[ShardingPlan]) -> ShardingPlan | None:
+    """The fastest plan of data parallelism; None without one."""
+    found = [plan for plan in plans if plan.name == "data-parallel"]
+    return min(found, key=lambda plan: plan.step_s, default=None)
+
+
+def sharding_cards(
+    plan: ShardingPlan, others: Sequence[ShardingPlan]
+) -> list[tuple[str, str, str]]:
+    """Label, number and detail of the plan's headlines, beside data parallelism if it is given."""
+    time, peer = Scale("s", plan.step_s), data_parallel(others)
+    one_gpu_s, exposed = plan.one_gpu_s, time(plan.times.exposed_s)
+
+    def own(each: ShardingPlan) -> tuple[str, str, str]:
+        speedup, peak = one_gpu_s / each.step_s, each.memory.peak / _GIB
+        return time(each.step_s), f"{speedup:.2f}×", f"{peak:.3g} GiB"
+
+    beside = [f"data parallelism: {value}" for value in own(peer)] if peer else ["", "", ""]
+    names = ("step", "speed-up over one GPU", "memory of a GPU")
+    rows = zip(names, own(plan), beside, strict=True)
+    collectives = time(plan.times.collectives_s)
+    return [
+        *((f"{name}, modelled", value, detail) for name, value, detail in rows),
+        ("collectives, modelled", collectives, f"{exposed} are not hidden behind operators"),
+    ]
+
+
 def sharding_sentences(plan: ShardingPlan) -> list[str]:
     """Lines on the modelled step, the proof of the plan, its memory and its limits."""
     time, graph = Scale("s", plan.step_s), plan.prices.graph

@@ -7,26 +7,41 @@ that a collective changes on its way; a parameter's row also names the collectiv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+
+from markupsafe import Markup
 
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
 from nostall.parallel.sharding.graph import Edge, output_placements
 from nostall.parallel.sharding.placements import Placements, is_partial, placement_text
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
 from nostall.parallel.sharding.planners.tied import RADIUS, tie
+from nostall.report.plan.gantt import plan_page
+from nostall.report.plan.sharding import (
+    collective_table,
+    placement_table,
+    runner_up_table,
+    sharding_cards,
+    sharding_lead,
+    sharding_sentences,
+)
 
-_ROW, _TOP, _WIDTH, _BOX = 24, 76, 980, 300
+_ROW, _TOP, _WIDTH, _BOX = 24, 151, 980, 250
 _LEFT = {"parameter": 20, "input": 20, "constant": 20}
-_MIDDLE = 470
+_MIDDLE = 510
+_LETTER = 5.6
+"""Pixels of a letter of the labels."""
 _COLOURS = {"R": "#d9d9d9", "S0": "#9ecae1", "S1": "#a1d99b", "S2": "#bcbddc", "P": "#fdd0a2"}
 _OTHER = "#fbb4c4"
 _STYLE = (
-    ":root{--paper:#ffffff;--ink:#000000;--soft:#333333}"
-    "@media(prefers-color-scheme:dark){:root{--paper:#171d25;--ink:#dfe6ee;--soft:#b8c2cc}}"
-    ".paper{fill:var(--paper)}text{fill:var(--ink)}.in{fill:#000000}"
-    ".soft{fill:var(--soft);stroke:var(--paper);stroke-width:3;paint-order:stroke}"
+    ".sharding{--paper:#ffffff;--ink:#000000;--soft:#333333}"
+    "@media(prefers-color-scheme:dark){"
+    ".sharding{--paper:#171d25;--ink:#dfe6ee;--soft:#b8c2cc}}"
+    ".sharding .paper{fill:var(--paper)}.sharding text{fill:var(--ink)}"
+    ".sharding .in{fill:#000000}"
+    ".sharding .soft{fill:var(--soft);stroke:var(--paper);stroke-width:3;paint-order:stroke}"
 )
 """Colours of the paper and of texts, which follow the dark mode of the reader."""
 MAX_ROWS = 400
@@ -43,13 +58,22 @@ class _Row:
     y: int
 
 
-def sharding_picture(plan: ShardingPlan) -> str:
-    """The picture as the text of an SVG file."""
+def sharding_picture(plan: ShardingPlan, others: Sequence[ShardingPlan] = ()) -> str:
+    """The picture as the text of an SVG file.
+
+    Its header compares the plan with data parallelism, if that is one of ``others``.
+    """
     graph = plan.prices.graph
     rows, members, left_out = _rows(plan)
     place = {member: row for row in rows for member in members[row.operator]}
     collectives = _collectives(plan)
     branches = {e.consumer: e for e in graph.edges if graph.operators[e.consumer].kind == "branch"}
+    gradients = {
+        edge.consumer: ", ".join(kinds)
+        for edge, kinds in collectives.items()
+        if graph.operators[edge.consumer].kind == "parameter"
+    }
+    after = {row.operator: _label(plan, row, gradients.get(row.operator, "")) for row in rows}
     lines = []
     for edge in graph.edges:
         # The first of equal operators stands for all as a reader.
@@ -57,30 +81,50 @@ def sharding_picture(plan: ShardingPlan) -> str:
             continue
         producer, kinds = _origin(edge, branches, collectives)
         if producer in place and edge.consumer in place:
-            lines.append(_line(place[producer], place[edge.consumer], ", ".join(kinds)))
-    gradients = {
-        edge.consumer: ", ".join(kinds)
-        for edge, kinds in collectives.items()
-        if graph.operators[edge.consumer].kind == "parameter"
-    }
-    boxes = [_box(plan, row, gradients.get(row.operator, "")) for row in rows]
+            label = after[place[producer].operator]
+            lines.append(_line(place[producer], place[edge.consumer], ", ".join(kinds), label))
+    boxes = [_box(plan, row, after[row.operator]) for row in rows]
     height = _TOP + _ROW * (len(rows) + 1)
-    title = (
-        f"{graph.name} on a mesh of {mesh_text(graph.mesh)}: {plan.name}, modelled step "
-        f"{plan.step_s * 1e3:.4g} ms"
-    )
-    note = f"{left_out} operators are left out" if left_out else ""
+    title = f"{graph.name} on a mesh of {mesh_text(graph.mesh)}: {plan.name}"
+    note = f"; {left_out} operators are left out" if left_out else ""
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="11">',
+        f'class="sharding" width="{_WIDTH}" height="{height}" '
+        'font-family="sans-serif" font-size="11">',
         f"<title>{escape(title)}</title>",
         f"<style>{_STYLE}</style>",
         f'<rect class="paper" width="{_WIDTH}" height="{height}"/>',
         f'<text x="20" y="22" font-size="14">{escape(title)}</text>',
+        *(
+            f'<text x="20" y="{40 + 15 * number}">{escape(part)}</text>'
+            for number, part in enumerate((sharding_lead(plan, others) + note).split(", ", 1))
+        ),
         *_legend(),
-        f'<text x="{_MIDDLE}" y="{_TOP - 12}">{escape(note)}</text>',
         *lines, *boxes, "</svg>", "",
     ])  # fmt: skip
+
+
+def sharding_page(plan: ShardingPlan, others: Sequence[ShardingPlan], launch: str) -> str:
+    """The picture within an HTML page; ``launch`` is the command that runs the plan, or empty."""
+    graph = plan.prices.graph
+    return plan_page(
+        title=f"{graph.name} on {plan.prices.mesh.cluster.name}",
+        lead=f"{sharding_lead(plan, others).capitalize()}.",
+        cards=sharding_cards(plan, others),
+        next_command=launch,
+        next_reason="Runs the plan, and measures what this page models.",
+        first=f"Planner {plan.name}, mesh {mesh_text(graph.mesh)}. Kept as S(0): split along axis "
+        "0, one part on each GPU; R: replicated. A red line is a collective.",
+        figure_name="Placements",
+        figure_note="forward pass; scroll to see all of it",
+        figure=Markup(sharding_picture(plan, others)),
+        tables=[
+            ("Parameters", "", *placement_table(plan), 5),
+            ("Collectives of a step", "", *collective_table(plan), 1),
+            ("Plans", "", *runner_up_table(plan, others), 2),
+        ],
+        sentences=sharding_sentences(plan),
+    )
 
 
 def _collectives(plan: ShardingPlan) -> dict[Edge, tuple[str, ...]]:
@@ -126,21 +170,33 @@ def _rows(plan: ShardingPlan) -> tuple[list[_Row], dict[int, tuple[int, ...]], i
     return rows, {members[0]: tuple(members) for members in chosen}, len(chosen) - len(rows)
 
 
-def _box(plan: ShardingPlan, row: _Row, gradient: str) -> str:
+def _placements(plan: ShardingPlan, row: _Row) -> Placements:
+    """Those of the first result of an operator; none without one."""
+    graph = plan.prices.graph
+    outputs = graph.operators[row.operator].outputs
+    return output_placements(graph, plan.assignment, outputs[0]) if outputs else ()
+
+
+def _label(plan: ShardingPlan, row: _Row, gradient: str) -> str:
+    """The text after a box."""
+    text = placement_text(_placements(plan, row))
+    return text + (f"; gradient: {gradient}" if gradient else "")
+
+
+def _box(plan: ShardingPlan, row: _Row, after: str) -> str:
     graph = plan.prices.graph
     operator = graph.operators[row.operator]
-    placements: Placements = ()
+    placements = _placements(plan, row)
     shape = ""
     if operator.outputs:
-        placements = output_placements(graph, plan.assignment, operator.outputs[0])
         shape = "x".join(map(str, graph.tensors[operator.outputs[0]].shape))
     name = operator.target.removeprefix("aten.").removesuffix(".default")
     text = f"{name} {shape}" + (f" ({row.count})" if row.count > 1 else "")
-    after = placement_text(placements) + (f"; gradient: {gradient}" if gradient else "")
     return (
-        f'<g><rect x="{row.x}" y="{row.y}" width="{_BOX}" height="{_ROW - 5}" rx="3" '
+        f"<g><title>{escape(text)}</title>"
+        f'<rect x="{row.x}" y="{row.y}" width="{_BOX}" height="{_ROW - 5}" rx="3" '
         f'fill="{_colour(placements)}" stroke="#636363"/>'
-        f'<text class="in" x="{row.x + 6}" y="{row.y + 13}">{escape(text[:48])}</text>'
+        f'<text class="in" x="{row.x + 6}" y="{row.y + 13}">{escape(text[:41])}</text>'
         f'<text class="soft" x="{row.x + _BOX + 6}" y="{row.y + 13}">{escape(after)}</text></g>'
     )
 
@@ -151,10 +207,11 @@ def _colour(placements: Placements) -> str:
     return _COLOURS.get("P" if is_partial(first) else first, _OTHER)
 
 
-def _line(source: _Row, target: _Row, collective: str) -> str:
-    """A curve from a tensor's operator to one that reads it."""
+def _line(source: _Row, target: _Row, collective: str, label: str) -> str:
+    """A curve from a tensor's operator to one that reads it; it begins after the box's label."""
     is_left = source.x != target.x
-    x1, x2 = (source.x + _BOX, target.x) if is_left else (source.x, target.x)
+    end = min(source.x + _BOX + 10 + _LETTER * len(label), _MIDDLE - 45)
+    x1, x2 = (round(end), target.x) if is_left else (source.x, target.x)
     y1, y2 = source.y + _ROW / 2 - 2, target.y + _ROW / 2 - 2
     bend = 40 if is_left else -min(90.0, 12 + abs(y2 - y1) / 4)
     x3 = x2 - bend if is_left else x2 + bend
@@ -165,23 +222,24 @@ def _line(source: _Row, target: _Row, collective: str) -> str:
 
 
 def _legend() -> list[str]:
+    """Three rows that are no wider than the screen of a telephone, and the names of the columns."""
     names = {
-        "R": "replicated",
-        "S0": "split, axis 0",
-        "S1": "split, axis 1",
-        "S2": "split, axis 2",
-        "P": "partial",
+        "R": "R: replicated",
+        "S0": "S(0): split along axis 0",
+        "S1": "S(1): split along axis 1",
+        "S2": "S(2): split along axis 2",
+        "P": "P, A: parts of a sum, a mean",
     }
-    parts = []
+    parts = [
+        '<path d="M200,116 h14" stroke="#d62728" stroke-width="1.8"/>'
+        '<text x="218" y="120">collective on the way</text>'
+        f'<text x="20" y="{_TOP - 8}" class="soft">parameters and batch</text>'
+        f'<text x="{_MIDDLE}" y="{_TOP - 8}" class="soft">operators</text>'
+    ]
     for number, (placement, name) in enumerate(names.items()):
-        x = 20 + 110 * number
+        x, y = 20 + 180 * (number % 2), 69 + 20 * (number // 2)
         parts.append(
-            f'<rect x="{x}" y="34" width="14" height="14" fill="{_COLOURS[placement]}" '
-            f'stroke="#636363"/><text x="{x + 20}" y="45">{name}</text>'
+            f'<rect x="{x}" y="{y}" width="14" height="14" fill="{_COLOURS[placement]}" '
+            f'stroke="#636363"/><text x="{x + 18}" y="{y + 11}">{name}</text>'
         )
-    x = 20 + 110 * len(names)
-    parts.append(
-        f'<path d="M{x},41 h24" stroke="#d62728" stroke-width="1.8"/>'
-        f'<text x="{x + 30}" y="45">collective</text>'
-    )
     return parts

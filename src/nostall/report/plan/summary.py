@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from nostall.core.text.plurals import pluralize
 from nostall.parallel.evaluation import PlanEvaluation
@@ -78,7 +78,7 @@ def cards(evaluation: PlanEvaluation, beside: PlanEvaluation | None) -> list[tup
             (
                 "beside data parallelism, modelled",
                 _gain(peer_s / iteration_s, "×"),
-                "its time / this",
+                "time of data parallelism / time of this plan",
             ),
         ]
     idle = f"{1 - evaluation.utilization:.0%}"
@@ -116,6 +116,46 @@ def sentences(evaluation: PlanEvaluation, beside: PlanEvaluation | None = None) 
         f"after the last backward pass {time(components['after_last_backward_s'])}"
     )
     return lines + [f"note: {note}" for note in evaluation.notes()]
+
+
+_ORDERS: Mapping[str, str] = {
+    "gpipe": "gpipe: all forward passes, then all backward passes",
+    "1f1b": "1f1b: forward and backward passes in turn",
+    "pa": "pa: forward and backward passes in turn, as DAPPLE's PA",
+    "pb": "pb: forward and backward passes in turn, with more micro-batches in flight to hide "
+    "transfers, as DAPPLE's PB",
+    "list": "list: what is ready first runs first",
+    "zero-bubble": "zero-bubble: gradients of weights fill the gaps",
+    "interleaved": "interleaved: each GPU has several stages",
+}
+"""The orders of the passes in words."""
+_MAX_STAGES = 8
+"""Stages that a sentence lists."""
+
+
+def reading(evaluation: PlanEvaluation) -> str:
+    """What the plan's short form says, in words."""
+    stages, split = evaluation.plan.stages, evaluation.plan.split
+    order = _ORDERS.get(evaluation.plan.policy, evaluation.plan.policy)
+    if split == "straight":
+        words = "one GPU in each stage"
+    else:
+        shown = [f"stage {at} has {pluralize(len(s.gpus), 'GPU')}" for at, s in enumerate(stages)]
+        words = ", ".join(shown[:_MAX_STAGES]) + (", …" if len(shown) > _MAX_STAGES else "")
+    return f"{split}: {words}. Order {order}."
+
+
+def exposed_allreduce(beside: PlanEvaluation) -> list[str]:
+    """Why data parallelism is slow, if most of its time is an all-reduce that nothing hides."""
+    total = beside.timeline.iteration_s
+    exposed = beside.time_components()["after_last_backward_s"]
+    if exposed < total / 2:
+        return []
+    time = Scale("s", total)
+    return [
+        f"data parallelism, modelled: {time(exposed)} of its {time(total)} come after the last "
+        "backward pass, where the all-reduce of the gradients has nothing to hide behind"
+    ]
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -86,6 +86,7 @@ def draw_search_curve(
         _dots("failed", (t for t in shown if t.failure is not None), plot),
         _original_line(plot, trials, scale, kind),
         _best_line(plot, trials),
+        _annealing_labels(plot, num_annealing),
         "</svg>",
     ]
     return Markup("".join(parts))
@@ -115,12 +116,22 @@ def _annealing_area(plot: Plot, num_annealing: int) -> str:
     if not num_annealing:
         return ""
     left, right = plot.x(plot.first), plot.x(plot.first + num_annealing)
-    after = f'<text class="startlabel" x="{right + 6}" y="{plot.bottom - 8}">episodes</text>'
     return (
         f'<rect class="seeding" x="{left}" y="{TOP}" width="{right - left:.1f}" '
         f'height="{plot.bottom - TOP}"/>'
-        f'<text class="startlabel" x="{left + 6}" y="{plot.bottom - 8}">annealing</text>'
-        + (after if right + _EPISODES_WIDTH < plot.right else "")
+    )
+
+
+def _annealing_labels(plot: Plot, num_annealing: int) -> str:
+    """Names of the area and of what follows, above the plot, where no line crosses them."""
+    if not num_annealing:
+        return ""
+    left, right = plot.x(plot.first), plot.x(plot.first + num_annealing)
+    texts = [(left, "annealing")]
+    if right + _EPISODES_WIDTH < plot.right:
+        texts.append((right, "episodes"))
+    return "".join(
+        f'<text class="startlabel" x="{x}" y="{TOP - 3}">{text}</text>' for x, text in texts
     )
 
 

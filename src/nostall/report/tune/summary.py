@@ -25,6 +25,9 @@ from nostall.tuning.settings import UNSAFE_CUBIN_FILE
 Tone = Literal["good", "bad", "plain"]
 """Colour of the verdict."""
 NOT_RECORDED = "not recorded"
+_LIMITS = ("evaluations", "seconds")
+_OF_THE_MODEL = ("--objective", "--recording", "--out", "--evaluations", "--seconds")
+"""Options of a search on a model that one with measured times does not repeat."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,13 @@ def make_summary(
         original, best = comparison.medians
     scale = Scale(numbers.unit, original)
     ratio = numbers.ratio or (original / best if best > 0 else math.nan)
+    gained = _is_measured_gain(kind, comparison) and run.candidate_name != REJECTED
     verdict, tone, findings = _verdict(run)
     command, reason = _next(run, kind, ratio)
     return Summary(
         kernel=run.original.name,
         architecture=f"sm_{run.program.sm}",
-        strategy=str(run.settings.get("strategy", "unknown strategy")),
+        strategy=_strategy(run),
         lead=_lead(run, kind, ratio, comparison),
         status=run.record.status,
         kind=kind,
@@ -88,15 +92,26 @@ def make_summary(
         best=scale(best) if math.isfinite(best) else NOT_RECORDED,
         ratio=_ratio_text(ratio),
         interval=comparison.interval if comparison is not None else "",
-        gained=_is_measured_gain(kind, comparison) and run.candidate_name != REJECTED,
+        gained=gained,
         verdict=verdict,
-        verdict_tone=tone,
+        # The safety of a result that nobody should use yet is not the good news of the page.
+        verdict_tone="plain" if tone == "good" and not gained else tone,
         findings=findings,
         next_command=command,
         next_reason=reason,
         counts=tuple(_counts(run, blocks)),
         provenance=tuple(_provenance(run)),
     )
+
+
+def _strategy(run: RunData) -> str:
+    """The strategy by what ran: a learning strategy anneals before its episodes."""
+    name = str(run.settings.get("strategy", "unknown strategy"))
+    annealed = count_annealing_trials(run.trials)
+    if not annealed:
+        return name
+    episodes = pluralize(len(run.episodes), "episode")
+    return f"{name}: {pluralize(annealed, 'annealing step')}, {episodes}"
 
 
 def _is_measured_gain(kind: Kind, comparison: ComparisonRecord | None) -> bool:
@@ -161,13 +176,27 @@ def _lead(run: RunData, kind: Kind, ratio: float, comparison: ComparisonRecord |
     if run.candidate_name == BEST_SO_FAR:
         return "The search has not ended; the page shows the best candidate so far."
     if not ratio > 1:
-        return "Nothing better than the original was found: best.cubin is the original."
+        return f"Nothing better than the original was found in {_effort(run)}."
     saved = f"{100 * (1 - 1 / ratio):.2g} % less time"
+    if count_annealing_trials(run.trials) and not run.episodes:
+        saved += f" by annealing, as no episode of {run.settings.get('strategy')} ran"
     if kind == "modelled":
         return f"{saved}, but only in the model, which {RANKING_WORTH}."
     if not _is_measured_gain(kind, comparison):
         return f"{saved} while searching, which no final comparison confirms."
     return f"{saved}, {kind}; the result replaces the original."
+
+
+def _effort(run: RunData) -> str:
+    """How much was searched, and the limit that ended it."""
+    evaluations = int(run.result.get("evaluations", len(run.trials)))
+    text = pluralize(evaluations, "evaluation")
+    if evaluations == 1:
+        text += ", that of the original itself"
+    if run.result.get("stopped") != "budget":
+        return text
+    limits = [f"--{n} {run.settings[n]:g}" for n in _LIMITS if run.settings.get(n) is not None]
+    return f"{text} (its limit: {' '.join(limits)})" if limits else text
 
 
 def _next(run: RunData, kind: Kind, ratio: float) -> tuple[str, str]:
@@ -180,12 +209,30 @@ def _next(run: RunData, kind: Kind, ratio: float) -> tuple[str, str]:
     if run.candidate_name == BEST_SO_FAR:
         command = shlex.join(["nostall", "tune", "--resume", str(path)])
         return command, "The search has not ended. This command resumes it."
-    command = _verify_command(run, "best.cubin")
+    if kind == "modelled" and (command := measured_search(run.record.command)):
+        return command, f"Searches with measured times, on a GPU. {model_caution()}"
     if not ratio > 1:
-        return command, "Verifies the files again, without the search."
-    if kind == "modelled":
-        return command, model_caution()
-    return command, "Verifies again, without the search, that the result is a safe re-scheduling."
+        more = [f"--{n}={run.settings[n]:g}" for n in _LIMITS if run.settings.get(n) is not None]
+        command = shlex.join(["nostall", "tune", "--resume", str(path), *more])
+        return command, "Searches on, as long again; or try another --seed or --strategy."
+    reason = "Verifies again, without the search, that the result is a safe re-scheduling."
+    return _verify_command(run, "best.cubin"), reason
+
+
+def measured_search(command: str) -> str:
+    """The command of a search on a model as one that measures, without its limits.
+
+    Empty if it is not the command line of a search from its beginning.
+    """
+    words = shlex.split(command)
+    if words[:2] != ["nostall", "tune"] or "--resume" in words:
+        return ""
+    kept, skipped = [], False
+    for word in words:
+        is_value, skipped = skipped, word in _OF_THE_MODEL
+        if not (is_value or skipped or word.split("=")[0] in _OF_THE_MODEL):
+            kept.append(word)
+    return shlex.join([*kept, "--objective", "gpu"])
 
 
 def _verify_command(run: RunData, candidate: str) -> str:
@@ -222,6 +269,8 @@ def _provenance(run: RunData) -> list[tuple[str, str]]:
         ("created", run.record.created),
         ("status", run.record.status),
     ]
+    if run.candidate_name not in (REJECTED, BEST_SO_FAR):
+        rows.append(("verify again", _verify_command(run, "best.cubin")))
     rows += [(f"sha256 of {name}", digest) for name, digest in run.hashes.items()]
     hidden = {"launch", "provenance", "original_sha256"}
     rows += [(k, _text(v)) for k, v in run.settings.items() if k not in hidden and v is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,7 +74,14 @@ def run(**options: Any) -> int:
 def test_a_loss_is_found_and_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(target="k.ptx", baseline="old.cubin", out_dir=Path("out")) == 1
     text = capsys.readouterr().out
-    assert "pressure: lost and recovered (local memory accesses 0 → " in text
+    first = text.splitlines()[0]
+    assert re.match(
+        rf"pressure: .*{NEWEST.version}.* lost: local memory accesses 0 → [1-9]\d*", first
+    ), first
+    assert re.search(
+        r"; recovered by another input of the same ptxas: local memory accesses \d+", first
+    ), first
+    assert first.endswith(" (not measured)")
     for label in (
         "registers",
         "cause:",

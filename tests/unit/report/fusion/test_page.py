@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import random
 import re
 from itertools import pairwise
@@ -231,8 +232,12 @@ def test_page_needs_only_the_run_directory(tmp_path: Path) -> None:
     leads = re.findall(r'class="lead">([^<]*)<', page)
     assert len(leads) == 2
     assert all(
-        re.match(r"\w+: \d+ operators? become \d+ kernels?: modelled, ", line) for line in leads
-    )
+        re.match(
+            r"\w+: \d+ operators? become \d+ kernels?: modelled, [^,]* greedy fusion, "
+            r"[^,]* as fast as one kernel per operator\.$", line,
+        ) for line in leads
+    )  # fmt: skip
+    assert page.index(">nostall (") < page.index(">greedy fusion<") < page.index(">one kernel per")
     assert "2 findings, such as operations" in page and "not compiled: no fp8" in page
     assert 'href="sass/a/report.html">modelled 1.0200×' in page
     assert not re.search(r'(src|href)="(?!sass/)', page)
@@ -285,3 +290,16 @@ def test_equal_kernels_are_grouped() -> None:
         ("stitched_b", 1),
     ]
     assert traced_pass.launches == 3 and traced_pass.seconds == pytest.approx(9e-6)
+
+
+def test_the_next_step_measures_the_first_kernel_that_the_verifier_accepts(tmp_path: Path) -> None:
+    fusion = document(SMALL)
+    accepted = Binary(name="stitched_a", file="sass/a.cubin", instructions=8)
+    for binaries, count in (((accepted,), 1), ((), 0)):
+        changed = fusion.model_copy(update={"binaries": binaries})
+        with Run.create(tmp_path / f"a run {count}", "nostall fuse f.py:f", {}) as run:
+            run.write(FILE, changed.model_dump_json().encode())
+        page = html.unescape(write_page(run.path).read_text())
+        kernel = run.path / "kernels" / "stitched_a.py"
+        command = f"nostall tune '{kernel}:stitched_a' --arch {fusion.arch} --objective gpu"
+        assert page.count(f"<code>{command}</code>") == count

@@ -1,5 +1,6 @@
 """Tests of the report page of a tuning run: contents, data and incomplete or invalid runs."""
 
+import dataclasses
 import json
 import math
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nostall.core import BadRun, Run, Trial
+from nostall.report.plot import TOP
 from nostall.report.tune.page import load_ablation, write_report
 from nostall.report.tune.protections import analyze_dependences, register_ranges
 from nostall.report.tune.run_data import load_run
@@ -20,6 +22,7 @@ from nostall.sass.program import registers
 from nostall.sass.safety.hazards.validator import HazardValidator
 from nostall.sass.schedule.changes import out_of_order
 from nostall.search import make
+from nostall.search.episodes import ANNEALING_MOVE
 from nostall.tuning.job import describe, tune
 from nostall.tuning.settings import Settings
 from nostall.tuning.sources.triton_source import compile_triton
@@ -244,7 +247,43 @@ def test_times_have_a_suitable_unit(run: Path) -> None:
     edit_record(run, original=10e-6, best=10e-6, ratio=1.0)
     texts = summary(run)
     assert texts.ratio == "none"
-    assert texts.lead == "Nothing better than the original was found: best.cubin is the original."
+    assert texts.lead == (
+        "Nothing better than the original was found in 250 evaluations (its limit: "
+        "--evaluations 250)."
+    )
+    edit_record(run, evaluations=1, settings_evaluations=1)
+    assert summary(run).lead.endswith(
+        "in 1 evaluation, that of the original itself (its limit: --evaluations 1)."
+    )
+
+
+def test_a_result_of_the_model_is_to_be_measured_and_not_praised(run: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    record["command"] = (
+        "nostall tune 'a b.py:k' --objective=model --seed 3 --evaluations 1 --out runs/a"
+    )
+    (run / "run.json").write_text(json.dumps(record))
+    for ratio in (1.25, 1.0):
+        edit_record(run, ratio=ratio)
+        texts = summary(run)
+        assert texts.next_command == "nostall tune 'a b.py:k' --seed 3 --objective gpu"
+        assert texts.next_reason.startswith("Searches with measured times, on a GPU. ")
+        assert texts.verdict.startswith("verifier: safe") and texts.verdict_tone == "plain"
+    edit_record(run, kind="measured", ratio=1.0)
+    assert summary(run).next_command == f"nostall tune --resume {run} --evaluations=250"
+
+
+def test_a_learning_strategy_is_named_by_what_ran(run: Path) -> None:
+    edit_record(run, settings_strategy="ppo")
+    loaded = load_run(run)
+    trials = [dataclasses.replace(t, move=ANNEALING_MOVE) for t in loaded.trials[1:]]
+    learned = dataclasses.replace(loaded, trials=[loaded.trials[0], *trials])
+    texts = make_summary(learned, [], None)
+    assert texts.strategy == f"ppo: {len(trials)} annealing steps, 0 episodes"
+    assert "by annealing, as no episode of ppo ran" in texts.lead
+    curve = draw_search_curve(learned.trials, texts.scale, "modelled", len(trials))
+    label = re.search(r'y="([\d.]+)">annealing<', curve)
+    assert label is not None and float(label[1]) < TOP
 
 
 @pytest.mark.parametrize("invalid", [{"kind": "guessed"}, {"best": "low"}, {"ratio": []}])
