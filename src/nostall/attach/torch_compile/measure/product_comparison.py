@@ -88,7 +88,7 @@ class Occurrence:
     module: GraphModule
     graph: int
     """Number of the graph."""
-    contested: frozenset[str] = frozenset()
+    reader_kernels: frozenset[str] = frozenset()
     """Keys of the matches of stitched kernels that compute readers of the product."""
 
     @property
