@@ -60,7 +60,7 @@ def replace_kernels(
 ) -> Replacement:
     """Measure the products whose readers stitched kernels compute, and choose by the time saved.
 
-    ``chosen``: product kernels that are chosen behind the stitched kernels of ``kernel_filter``,
+    ``chosen``: product kernels that are chosen after the stitched kernels of ``kernel_filter``,
     which has no product kernels itself.
     Stitched kernels without a measurement keep their operators.
     """
@@ -160,7 +160,7 @@ def _with_stitched_readers(
         counts.update(match.key for match in matches)
         for found in find_products(captured, seed_pairs(captured)).found:
             if found.kernel.prologue:
-                continue  # the same product without operators in front has these readers, too
+                continue  # the same product without a prologue has these readers, too
             keys = frozenset(m.key for m in matches if _computes_reader(captured, m, found))
             if keys:
                 yield Occurrence(found, captured, module, number, keys)
