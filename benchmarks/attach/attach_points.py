@@ -147,7 +147,7 @@ def record_measured(
     assert source.launch is not None
     with LocalGpu(Kernel(source.cubin, source.kernel, source.launch)) as gpu:
         for seed in range(3):
-            settings = Settings("anneal", seed, seconds, objective="gpu")
+            settings = Settings("anneal", seed=seed, seconds=seconds, objective="gpu")
             tuned = tune(source, Anneal(), settings, device=gpu)
             if tuned.improved:
                 return record_result(runs.store, source, settings, tuned, gpu.info), dict(gpu.info)

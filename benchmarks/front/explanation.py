@@ -117,13 +117,13 @@ def serving() -> dict[str, str]:
     decode = apart["decode-128k (28, 4)"]
     turns = _over_fa3(apart, "lpt") / _over_fa3(apart, "lpt-free")
     return {
-        "tall-rule": f"{_over_fa3(apart, 'rule'):.2f}",
-        "tall-eight-warps": f"{min(eight_warps):.2f} to {max(eight_warps):.2f}",
-        "tall-serial": f"{serial:.2f}",
-        "tall-forced": f"{min(forced):.2f} to {max(forced):.2f}",
-        "tall-shipped": f"{_over_fa3(apart, 'lpt-free-nopin'):.2f}",
-        "tall-turns": f"{100 * abs(turns - 1):.0f} %",
-        "tall-over-rule": f"{min(shipped):.2f} to {max(shipped):.2f}",
+        "gluon-rule": f"{_over_fa3(apart, 'rule'):.2f}",
+        "gluon-eight-warps": f"{min(eight_warps):.2f} to {max(eight_warps):.2f}",
+        "gluon-serial": f"{serial:.2f}",
+        "gluon-forced": f"{min(forced):.2f} to {max(forced):.2f}",
+        "gluon-shipped": f"{_over_fa3(apart, 'lpt-free-nopin'):.2f}",
+        "gluon-turns": f"{100 * abs(turns - 1):.0f} %",
+        "gluon-over-rule": f"{min(shipped):.2f} to {max(shipped):.2f}",
         "reduction-old": f"{decode['rule, old reduction']:.0f} us",
         "reduction-new": f"{decode['rule']:.0f} us",
         "decodes": f"{1 / _over_fa3(apart, 'n64s3 w4x2 u2', kind='decode'):.2f}",

@@ -87,7 +87,13 @@ def measure(cell: Cell) -> Record:
     source = cached_build(cell.entry, cell.options)
     assert source.launch is not None
     began = monotonic()
-    settings = Settings(cell.strategy, cell.seed, cell.seconds, objective="gpu", checks=cell.checks)
+    settings = Settings(
+        cell.strategy,
+        seed=cell.seed,
+        seconds=cell.seconds,
+        objective="gpu",
+        checks=cell.checks,
+    )
     search = SampledSearch(make_search(cell.strategy, cell.policy))
     kernel = Kernel(source.cubin, source.kernel, source.launch)
     with cell.open(kernel, MeasurementPlan(seed=cell.seed)) as gpu:

@@ -161,7 +161,7 @@ def patch(monkeypatch: pytest.MonkeyPatch, steps: str = "all") -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(gpu_backend, "StepTables", HostTables)
     monkeypatch.setattr(gpu_backend, "GroupedStepTables", HostGroupedTables)
-    monkeypatch.setattr(gpu_backend, "has_tall_kernel", lambda device: False)
+    monkeypatch.setattr(gpu_backend, "has_gluon_kernel", lambda device: False)
     monkeypatch.setattr(gpu_backend, "attach_attention_kernels", lambda: None)
     monkeypatch.setattr(flash_attn.FlashAttentionImpl, "forward", fake_forward)
 

@@ -7,7 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,16 @@ from benchmarks.serving.attention.plans import (
 )
 from nostall.core.files.atomic import write_atomically
 from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.gluon_launch import has_gluon_kernel
 from nostall.serving.attention.launch import PagedCache
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import PLANS, TALL_PLANS, BatchKind
-from nostall.serving.attention.space import plan_of
-from nostall.serving.attention.tall_launch import has_tall_kernel
+from nostall.serving.attention.rules import GLUON_PLANS, PLANS, BatchKind
+from nostall.serving.attention.space import plan_fields, plan_of
 from nostall.serving.attention.winners.gpu_batch import TOLERANCE, GpuBatch
 from nostall.serving.batch.examples import make_batch
 
 Call = Callable[[PagedCache], Tensor]
-TALL_SHARES = (0.8, 0.9)
+GLUON_SHARES = (0.8, 0.9)
 """Parts of the SMs that prefills get in the Gluon kernel while decodes run beside it."""
 CHUNK = 8
 """Plans that are measured in one interleaved series."""
@@ -144,7 +144,7 @@ def sweep(case: Case, peers: Path) -> None:
     plans = first | more
     finalists = sorted(measured, key=measured.__getitem__)[:4]
     case.result["finalists"] = {
-        name: {"plan": asdict(plans[name]), "median_us": measured[name]} for name in finalists
+        name: {"plan": plan_fields(plans[name]), "median_us": measured[name]} for name in finalists
     }
     _measure(case, anchor, {name: plans[name] for name in finalists}, rounds=25, final=True)
 
@@ -152,7 +152,7 @@ def sweep(case: Case, peers: Path) -> None:
 def _label(plan: AttentionPlan) -> str:
     return (
         f"{plan.order} {plan.kernel.schedule} units={plan.units_per_program} "
-        f"least={plan.least_split} front={plan.kernel.front}"
+        f"least={plan.least_split} front={plan.kernel.front_share}"
     )
 
 
@@ -213,24 +213,24 @@ def compare(case: Case, peers: Path, group: list[str], plan: AttentionPlan) -> N
         **{
             f"tall {share}": (
                 lambda share=share: on_two_streams(
-                    TALL_PLANS["prefill"], PLANS["decode"], inputs, fresh(), share
+                    GLUON_PLANS["prefill"], PLANS["decode"], inputs, fresh(), share
                 )
             )
-            for share in TALL_SHARES
+            for share in GLUON_SHARES
         },
         **{name: (lambda make=make: make(inputs, peers)) for name, make in PEERS.items()},
     }
     graphs = {}
     stages = set(inputs.ragged.stages.tolist())
-    overlaps = stages == {0, 1} and has_tall_kernel(inputs.query.device)
-    tall = [f"tall {share}" for share in TALL_SHARES] if overlaps else []
-    for name in ["ours", "null", *group, *tall]:
+    overlaps = stages == {0, 1} and has_gluon_kernel(inputs.query.device)
+    beside = [f"tall {share}" for share in GLUON_SHARES] if overlaps else []
+    for name in ["ours", "null", *group, *beside]:
         graph = case.capture(name, makers[name])
         if graph:
             graphs[name] = graph
     if graphs:
         case.time(graphs, 40, 2.0, final=True)
-    case.result["plan"] = asdict(plan)
+    case.result["plan"] = plan_fields(plan)
     case.save()
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from benchmarks.serving.attention.inputs import DEVICE, HAS_GPU
 from benchmarks.serving.attention.kernels import KERNELS, make_kernel
 from nostall.serving.attention.config import TileConfig
+from nostall.serving.attention.gluon_launch import has_gluon_kernel
 from nostall.serving.attention.launch import AttentionBuffers, MetaAttention, PagedCache
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import MIXED, PLANS, TALL, TALL_PLANS, Kind
-from nostall.serving.attention.tall_launch import has_tall_kernel
+from nostall.serving.attention.rules import GLUON, GLUON_PLANS, MIXED, PLANS, Kind
 from nostall.serving.attention.winners.gpu_batch import GpuBatch
 from nostall.serving.tables.columns import REDUCTIONS, UNITS
 from nostall.serving.tables.host import HostBuilder, needed_capacity
@@ -48,11 +48,11 @@ def candidates(kind: Kind) -> dict[str, AttentionPlan]:
     rule = PLANS[kind]
     dependent = replace(rule, kernel=replace(rule.kernel, dependent=True))
     unit = replace(rule, kernel=replace(rule.kernel, schedule="unit"), order="sorted")
-    paired = replace(rule, kernel=replace(rule.kernel, front=0.5), order="paired")
+    paired = replace(rule, kernel=replace(rule.kernel, front_share=0.5), order="paired")
     plans = {"rule": rule, "paired": paired}
     if kind == "decode":
-        three = replace(make_kernel([(16, 64, 3, "branch")], 4, 168, 3), front=1.0)
-        wide = replace(make_kernel([(16, 128, 3, "branch")], 8, 0, 1), front=1.0)
+        three = replace(make_kernel([(16, 64, 3, "branch")], 4, 168, 3), front_share=1.0)
+        wide = replace(make_kernel([(16, 128, 3, "branch")], 8, 0, 1), front_share=1.0)
         few = replace(rule, units_per_program=1)
         plans |= {"unit": unit, "three": replace(rule, kernel=three), "few": few}
         plans |= {"n128": replace(rule, kernel=wide), "whole": replace(rule, units_per_program=0)}
@@ -65,17 +65,17 @@ def candidates(kind: Kind) -> dict[str, AttentionPlan]:
         }
     else:
         for name, kernel in (("tail", MIXED), ("n128", WIDE_KEYS), ("two blocks", TWO_BLOCKS)):
-            queued = replace(kernel, schedule="queue", front=1.0)
+            queued = replace(kernel, schedule="queue", front_share=1.0)
             plans[name] = replace(rule, kernel=queued)
         plans["unit"] = unit
         del plans["paired"]
-    if kind in TALL_PLANS and has_tall_kernel(DEVICE):
-        tall = TALL_PLANS[kind]
-        plans["tall"] = tall
+    if kind in GLUON_PLANS and has_gluon_kernel(DEVICE):
+        gluon = GLUON_PLANS[kind]
+        plans["tall"] = gluon
         tiles = {"tall s3": TileConfig(128, 128, 3), "tall n64": TileConfig(128, 64, 4)}
         for name, tile in tiles.items():
-            plans[name] = replace(tall, kernel=replace(TALL, tiles=(tile,)))
-        plans["tall unit"] = replace(tall, kernel=replace(TALL, schedule="unit"))
+            plans[name] = replace(gluon, kernel=replace(GLUON, tiles=(tile,)))
+        plans["tall unit"] = replace(gluon, kernel=replace(GLUON, schedule="unit"))
     return plans
 
 
@@ -90,8 +90,8 @@ def settings(plan: AttentionPlan, is_mixed: bool) -> Iterator[AttentionPlan]:
             kernel = replace(plan.kernel, schedule=schedule)  # type: ignore[arg-type]
             yield replace(plan, kernel=kernel, order=order, units_per_program=units)
     if is_mixed:
-        for front in (0.25, 0.4, 0.6, 0.75):
-            yield replace(plan, kernel=replace(plan.kernel, front=front))
+        for front_share in (0.25, 0.4, 0.6, 0.75):
+            yield replace(plan, kernel=replace(plan.kernel, front_share=front_share))
 
 
 def applicable(inputs: GpuBatch) -> list[str]:

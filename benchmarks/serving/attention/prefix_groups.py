@@ -103,6 +103,7 @@ def measure(case: Case, heads: tuple[int, int]) -> dict[str, Any]:
 
     from benchmarks.serving.attention.cuda_graphs import GraphedCalls, interleaved_us
     from nostall.serving.attention.config import AttentionShape
+    from nostall.serving.attention.space import plan_fields
     from nostall.serving.attention.winners.gpu_batch import GpuBatch
 
     has_gpu = torch.cuda.is_available()
@@ -122,7 +123,7 @@ def measure(case: Case, heads: tuple[int, int]) -> dict[str, Any]:
         "case": asdict(case),
         "heads": list(heads),
         "gpu": torch.cuda.get_device_name(0) if has_gpu else "none (interpreter)",
-        "plans": {name: asdict(plan) for name, (_, plan) in plans.items()},
+        "plans": {name: plan_fields(plan) for name, (_, plan) in plans.items()},
         "samples_us": {
             name: [value / len(tensors.caches) for value in values]
             for name, values in samples.items()

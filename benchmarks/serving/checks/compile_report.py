@@ -20,11 +20,11 @@ from benchmarks.serving.checks.compiled import (
     Resources,
     attention_resources,
     gemm_resources,
-    tall_resources,
+    gluon_resources,
 )
 from nostall.serving.attention.config import AttentionShape, KernelConfig
 from nostall.serving.attention.plan import default_kernel
-from nostall.serving.attention.rules import TALL
+from nostall.serving.attention.rules import GLUON
 from nostall.serving.gemm.config import BASES
 
 SHAPES = {
@@ -68,7 +68,12 @@ def jobs() -> list[Job]:
         shape = AttentionShape(*heads)
         # Four warps that copy and eight that compute share the registers of an SM.
         listed.append(
-            (f"tall {heads[0]}/{heads[1]}", lambda shape=shape: tall_resources(shape, TALL), 12, 1)
+            (
+                f"tall {heads[0]}/{heads[1]}",
+                lambda shape=shape: gluon_resources(shape, GLUON),
+                12,
+                1,
+            )
         )
     for base in BASES:
         name = f"gemm {base.rows}x{base.columns}x{base.depth} swap={base.swap}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nostall.serving.attention.config import SCHEDULES, AttentionShape, KernelConfig
-from nostall.serving.attention.tall_launch import COMPUTE_REGISTERS, COPY_REGISTERS
+from nostall.serving.attention.gluon_launch import COMPUTE_REGISTERS, COPY_REGISTERS
 from nostall.serving.gemm.config import GemmConfig
 
 SM_REGISTERS, SM_SHARED = 65536, 228 * 1024
@@ -66,9 +66,9 @@ def attention_resources(
     return _compile(meta_attention, pointers, scalars, constants, options)
 
 
-def tall_resources(shape: AttentionShape, config: KernelConfig, dtype: str = "bf16") -> Resources:
+def gluon_resources(shape: AttentionShape, config: KernelConfig, dtype: str = "bf16") -> Resources:
     """The Gluon kernel of a shape and configuration."""
-    from nostall.serving.attention.tall_kernel import tall_attention
+    from nostall.serving.attention.gluon_kernel import tall_attention
 
     (tile,) = config.tiles
     constants = {
@@ -117,7 +117,7 @@ def _compile(
     from triton.experimental.gluon._runtime import GluonASTSource
 
     signature, attributes, values = {}, {}, {}
-    unaligned = {"front", "window", "M"}  # the kernels do not specialize on these
+    unaligned = {"front_programs", "window", "M"}  # the kernels do not specialize on these
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name], values[(index,)] = "constexpr", constants[name]

@@ -21,7 +21,7 @@ from nostall.serving.attention.launch import (
     PagedCache,
 )
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import PLANS, TALL, TALL_PLANS
+from nostall.serving.attention.rules import GLUON, GLUON_PLANS, PLANS
 from nostall.serving.batch.odd_batches import odd_batch, unowned_slots
 from nostall.serving.batch.ragged import RaggedBatch
 from nostall.serving.batch.trees import pack_trees
@@ -65,12 +65,12 @@ GROUPING = replace(PLANS["decode and verify"], least_saved_ns=0)
 
 
 def _variants() -> dict[str, Variant]:
-    tall = TALL_PLANS["prefill"]
+    gluon = GLUON_PLANS["prefill"]
     plans = {
-        "tall": tall,
-        "tall s3": replace(tall, kernel=replace(TALL, tiles=(TileConfig(128, 128, 3),))),
-        "tall n64": replace(tall, kernel=replace(TALL, tiles=(TileConfig(128, 64, 4),))),
-        "tall unit": replace(tall, kernel=replace(TALL, schedule="unit")),
+        "tall": gluon,
+        "tall s3": replace(gluon, kernel=replace(GLUON, tiles=(TileConfig(128, 128, 3),))),
+        "tall n64": replace(gluon, kernel=replace(GLUON, tiles=(TileConfig(128, 64, 4),))),
+        "tall unit": replace(gluon, kernel=replace(GLUON, schedule="unit")),
     }
     shapes = {"32/8": AttentionShape(), "28/4": AttentionShape(28, 4)}
     variants = {
@@ -79,10 +79,10 @@ def _variants() -> dict[str, Variant]:
         for heads, shape in shapes.items()
     }
     variants |= {
-        "tall page 48": Variant(tall, AttentionShape(page_size=48)),
-        "tall page 256": Variant(tall, AttentionShape(page_size=256)),
-        "tall d64": Variant(tall, AttentionShape(head_dim=64)),
-        "tall fp16": Variant(tall, dtype=torch.float16),
+        "tall page 48": Variant(gluon, AttentionShape(page_size=48)),
+        "tall page 256": Variant(gluon, AttentionShape(page_size=256)),
+        "tall d64": Variant(gluon, AttentionShape(head_dim=64)),
+        "tall fp16": Variant(gluon, dtype=torch.float16),
     }
     for kind in ("decode", "verify", "prefill", "mixed"):
         variants[f"{kind} 32/8"] = Variant(PLANS[kind])

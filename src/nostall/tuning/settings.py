@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainSerializer, TypeAdapter, ValidationError
 
 from nostall.core import Budget, Tolerance
 from nostall.gpu import MeasurementPlan, TimingMethod
@@ -24,11 +27,16 @@ ASSEMBLER_TIMING: dict[str, Any] = {"batch_us": 300.0, "rounds": 9}
 has time for more samples than for native moves; a result is the sum of many steps of 0.1 %."""
 
 
+def _file_name(path: Path | None) -> str | None:
+    return path.name if path else None
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of a tuning run; recorded in ``run.json``."""
 
     strategy: str = "anneal"
+    _: KW_ONLY
     seed: int = 0
     seconds: float | None = None
     """Time limit of the search."""
@@ -51,8 +59,8 @@ class Settings:
     """Allowed difference of floating-point outputs; None compares bit by bit."""
     sanitizer: bool = False
     """Run the result under compute-sanitizer."""
-    policy: Path | None = None
-    """Policy file that ``ppo`` starts with."""
+    policy: Annotated[Path | None, PlainSerializer(_file_name)] = None
+    """Policy file that ``ppo`` starts with; a record has its name only."""
     measured_latencies: bool = False
     """Let issue distances measured on a GPU lower mined ones."""
     pdl: str = ""
@@ -74,3 +82,28 @@ class Settings:
             cold=self.cold, clock=self.clock, tolerance=self.tolerance, seed=self.seed
         )
         return replace(plan, **ASSEMBLER_TIMING) if self.strategy == "assembler" else plan
+
+    def record(self) -> dict[str, Any]:
+        """The settings as ``run.json`` has them; :func:`settings_of` reads them."""
+        recorded: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return recorded
+
+
+_ADAPTER = TypeAdapter(Settings)
+_REQUIRED = ("strategy", "seed", "seconds", "evaluations", "assumed_trips", "objective")
+"""Settings that every record has; runs of earlier versions may lack the others."""
+
+
+def settings_of(record: Mapping[str, Any]) -> Settings:
+    """The settings in a record that also has other keys.
+
+    Raises :class:`KeyError` if a required one is missing, and :class:`ValueError` if one has
+    another type.
+    """
+    known = {f.name: record[f.name] for f in fields(Settings) if f.name in record}
+    known |= {name: record[name] for name in _REQUIRED}
+    try:
+        return _ADAPTER.validate_python(known)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

@@ -51,9 +51,9 @@ from nostall.attach.vllm.routing import (
 from nostall.attach.vllm.step_tables import StepDtypes, StepLimits, StepTables
 from nostall.core.errors import BadInput, NostallError
 from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
+from nostall.serving.attention.gluon_launch import has_gluon_kernel
 from nostall.serving.attention.launch import FP8, BatchTensors, PagedCache, Scales
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.tall_launch import has_tall_kernel
 
 MAX_SCRATCH_BYTES = 1 << 30
 """Most memory of the scratch of one group of layers."""
@@ -114,13 +114,13 @@ class KindTables:
             raise BadInput(
                 f"no steps of {self.shape} on {gpu} are among those that {VARIABLE} names"
             )
-        has_tall = dtype != FP8 and has_tall_kernel(torch.device(self.device))
+        has_gluon = dtype != FP8 and has_gluon_kernel(torch.device(self.device))
         plans = {}
         for kind in kinds:
             shape = replace(self.shape, has_prefixes=self.grouped_tokens(kind) > 0)
             short = StepKind.VERIFY if self.choice.is_cut(kind) else kind
             stored = stored_plan(short, shape, str(dtype).removeprefix("torch."), gpu)
-            plans[kind] = stored or plan_of(short, shape, has_tall)
+            plans[kind] = stored or plan_of(short, shape, has_gluon)
         return plans
 
 

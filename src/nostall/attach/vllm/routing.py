@@ -145,12 +145,12 @@ def reads_once(
     return choice.reads_once and (is_short or choice.is_cut(kind)) and not shape.window
 
 
-def plan_of(kind: StepKind, shape: AttentionShape, has_tall: bool = False) -> AttentionPlan:
+def plan_of(kind: StepKind, shape: AttentionShape, has_gluon: bool = False) -> AttentionPlan:
     """The plan of attention for a kind of step; its launch fits into a CUDA graph.
 
-    ``has_tall``: whether the device runs the Gluon kernel for prefills.
+    ``has_gluon``: whether the device runs the Gluon kernel for prefills.
     """
-    return plan_for(shape, _BATCHES[kind], has_tall=has_tall)
+    return plan_for(shape, _BATCHES[kind], has_gluon=has_gluon)
 
 
 def stored_plan(

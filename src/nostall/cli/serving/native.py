@@ -114,16 +114,16 @@ def _step(
     """The step with the plan in force; ``gpu``: its name, empty for the plan of the rules."""
     import torch
 
+    from nostall.serving.attention.gluon_launch import has_gluon_kernel, supports_gluon
     from nostall.serving.attention.rules import plan_for
-    from nostall.serving.attention.tall_launch import has_tall_kernel, supports_tall
     from nostall.serving.attention.winners.on_gpu import kind_of
     from nostall.serving.attention.winners.plan_store import plan_in_force
     from nostall.tuning.attention.step import AttentionStep
 
     kind = kind_of(batch)
     if gpu:
-        has_tall = has_tall_kernel(torch.device("cuda", torch.cuda.current_device()))
-        plan = plan_in_force(shape, dtype, kind, gpu, has_tall)
+        has_gluon = has_gluon_kernel(torch.device("cuda", torch.cuda.current_device()))
+        plan = plan_in_force(shape, dtype, kind, gpu, has_gluon)
     else:
-        plan = plan_for(shape, kind, has_tall=supports_tall(shape))
+        plan = plan_for(shape, kind, has_gluon=supports_gluon(shape))
     return AttentionStep(batch, shape, plan, dtype, name)

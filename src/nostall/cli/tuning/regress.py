@@ -157,7 +157,9 @@ def _settings(
         raise BadInput(f"--seed is {seed}; give 0 or a greater whole number")
     if seconds is None and evaluations is None:
         seconds = DEFAULT_SECONDS
-    return Settings(ASSEMBLER, seed, seconds, evaluations, objective=objective)
+    return Settings(
+        ASSEMBLER, seed=seed, seconds=seconds, evaluations=evaluations, objective=objective
+    )
 
 
 def _measure(case: Case, settings: Settings) -> Measured:

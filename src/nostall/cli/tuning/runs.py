@@ -8,17 +8,16 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from nostall.cli.options.inputs import assemble_fastest, load_source, read_bytes
-from nostall.cli.options.measuring_options import parse_timing
-from nostall.core import BadInput, BadRun, LaunchSpec, Run, Tolerance
+from nostall.core import BadInput, BadRun, LaunchSpec, Run
 from nostall.core.errors import Interrupted
 from nostall.core.files.folder_lock import LOCK_FILE
-from nostall.tuning.settings import PTX_FILE, Settings
+from nostall.tuning.settings import PTX_FILE, Settings, settings_of
 from nostall.tuning.sources.source import Source
 from nostall.tuning.strategies import POLICY_FILE
 
@@ -120,29 +119,17 @@ def reopen_run(
         ptx = (path / PTX_FILE).read_text() if (path / PTX_FILE).exists() else None
         provenance = dict(saved["provenance"])
         source = Source(data, saved["kernel"], launch, saved["origin"], provenance, ptx)
-        tolerance = saved.get("tolerance")
-        workers = workers or saved.get("workers")
+        settings = settings_of(saved)
+        workers = workers or settings.workers
+        policy = path / POLICY_FILE if settings.policy else None
+        settings = replace(settings, workers=workers, policy=policy)
         spent = _spent(run, workers)
-        settings = Settings(
-            saved["strategy"],
-            int(saved["seed"]),
-            _total(seconds, spent.seconds) if has_new_limits else saved["seconds"],
-            _total(evaluations, spent.evaluations) if has_new_limits else saved["evaluations"],
-            int(saved["assumed_trips"]),
-            saved["objective"],
-            workers=workers,
-            rounds=saved.get("rounds", Settings.rounds),
-            checks=saved.get("checks", Settings.checks),
-            clock=parse_timing(saved.get("clock", Settings.clock)),
-            cold=saved.get("cold", False),
-            tolerance=Tolerance.model_validate(tolerance) if tolerance else None,
-            sanitizer=saved.get("sanitizer", False),
-            policy=path / POLICY_FILE if saved.get("policy") else None,
-            measured_latencies=saved.get("measured_latencies", False),
-            pdl=saved.get("pdl", ""),
-            native=saved.get("native", Settings.native),
-            anneal_share=saved.get("anneal_share", Settings.anneal_share),
-        )
+        if has_new_limits:
+            settings = replace(
+                settings,
+                seconds=_total(seconds, spent.seconds),
+                evaluations=_total(evaluations, spent.evaluations),
+            )
         _ = settings.budget  # raises BadInput if the limits are not positive
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"{path} cannot be resumed ({error}); start a new run") from error

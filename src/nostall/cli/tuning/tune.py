@@ -351,9 +351,9 @@ def tune(
         chosen_strategy, chosen_objective = choose(has_ptx=strategy == ASSEMBLER or is_program)
         settings = Settings(
             chosen_strategy,
-            seed,
-            seconds,
-            evaluations,
+            seed=seed,
+            seconds=seconds,
+            evaluations=evaluations,
             objective=chosen_objective,
             workers=workers,
             checks=require_checks(checks),

@@ -2,11 +2,11 @@
 
 A program has one tile of rows times columns (``persistent``: several, one after the other). Its
 products are sums in fp32 over the depth, always in the same order, so results are deterministic.
-Operators in front of the products compute tiles of the left operand.
-The elementwise operators are written by :class:`~nostall.fusion.codegen.emit.tile.Tile`, as in
-every stitched kernel: the products take the place of loaded values.
+The prologue computes tiles of the left operand. The elementwise operators are written by
+:class:`~nostall.fusion.codegen.emit.tile.Tile`, as in every stitched kernel: the products take the
+place of loaded values.
 
-Of the operators in front, those of which values have no depth (the scale of a row) are computed
+Of the prologue, the operators of which values have no depth (the scale of a row) are computed
 before the loop over the depth, all others in each iteration. Every tile of columns computes the
 operand again, so this gains only where it costs less than to write and read the operand: a
 measurement decides.
@@ -39,7 +39,7 @@ from nostall.fusion.products.product_graph import ProductGraph, contiguous_axis
 
 @dataclass(frozen=True)
 class OperandAxes:
-    """The loops of the operators in front of a product along the rows and the depth."""
+    """The loops of a prologue along the rows and the depth."""
 
     mapping: LoopMapping
     rows: Loops
@@ -90,17 +90,17 @@ class LeftOperand:
                     tile.operand_value(operand, None)
         return tile
 
-    def write_operand(self, before: Tile) -> str:
-        """Write the operand's tile at depth ``k``, with 0 behind the end; returns its text.
+    def write_operand(self, row_tile: Tile) -> str:
+        """Write the operand's tile at depth ``k``, with 0 beyond the end; returns its text.
 
-        ``before``: the tile of :meth:`write_rows`.
+        ``row_tile``: the tile of :meth:`write_rows`.
         """
         lines, width = self._lines, self._config.depth
         mask = "deep" if self._depth % width else None
         lines("e = k + d[None, :]")
         if mask:
             lines(f"{mask} = e < {self._depth}")
-        tile = before.with_chunk(Chunk(width, "e", mask, ""))
+        tile = row_tile.with_chunk(Chunk(width, "e", mask, ""))
         for index in self._mapping.operators:
             if tile.has_columns(index):
                 tile.compute(index)
@@ -214,13 +214,13 @@ def _count(mapping: LoopMapping, loops: Loops) -> int:
 
 
 def _name(kernel: ProductGraph) -> str:
-    """A kernel name for profiles: the first operators before and behind the products."""
-    before, behind = (
+    """A kernel name for profiles: the first operators of the prologue and of the epilogue."""
+    prologue, epilogue = (
         [op for op in dict.fromkeys(kernel.graph[i].op for i in operators) if op not in UNNAMED]
         for operators in (kernel.prologue, kernel.epilogue)
     )
     products = "product" * len(kernel.dots)
-    return "_".join([*before[:MAX_NAMED_OPERATORS], products, *behind[:MAX_NAMED_OPERATORS]])
+    return "_".join([*prologue[:MAX_NAMED_OPERATORS], products, *epilogue[:MAX_NAMED_OPERATORS]])
 
 
 class _Body:
@@ -295,10 +295,10 @@ class _Body:
             loop = f"range(0, {depth}, {config.depth})"
         if self.left or not config.descriptors:
             lines(f"d = tl.arange(0, {config.depth})")
-        before = self.left.write_rows(self._row_mask) if self.left else None
+        row_tile = self.left.write_rows(self._row_mask) if self.left else None
         with lines.block(f"for k in {loop}:"):
-            if self.left and before:
-                lines(f"left = {self.left.write_operand(before)}")
+            if self.left and row_tile:
+                lines(f"left = {self.left.write_operand(row_tile)}")
             else:
                 lines(f"left = {self._load_factor(self.kernel.left, is_left=True)}")
             for node, (at, name) in zip(

@@ -5,13 +5,13 @@ elements, which read it at its own elements. Elementwise operators that only the
 derivative of an activation) and operators of a row or a column join them. Values that something
 else reads, too, are results of the kernel.
 
-In front of a product are the elementwise operators that compute its left operand, if nothing else
-reads that. A product may have several kernels: with its readers, with the operators in front, and
-with both.
+The prologue of a product are the elementwise operators that compute its left operand, if nothing
+else reads that. A product may have several kernels: with its readers, with its prologue, and with
+both.
 
 Operators beside a kernel that Inductor would compute together with parts of it are measured with
-it: what computes the left operand may be the last part of a kernel
-that reads the same tensors anyway, such as that of a norm.
+it: what computes the left operand may be the last part of a kernel that reads the same tensors
+anyway, such as that of a norm.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Extraction:
         """
         # Left operands of a pair are equal, but may be different views of one value.
         left = self._left_operand([*products.values()])
-        in_front = self._forget_computed()
+        prologue = self._forget_computed()
         for index, call in products.items():
             self._copies[index] = self._add_product(index, call, left)
-        for index in sorted(set(self._members) - in_front):
+        for index in sorted(set(self._members) - prologue):
             self._copy(index)
         graph = self._build.graph(*(self._copies[index] for index in outputs))
         return ProductGraph(graph), tuple(self._origins)
@@ -93,12 +93,12 @@ class Extraction:
         return value
 
     def _left_operand(self, products: Sequence[ProductCall]) -> int:
-        """The left operand: an input, or the last operator in front of the products."""
+        """The left operand: an input, or the last operator of the prologue."""
         operand = products[0].left
         index = self._captured.values[operand]
         if not isinstance(index, int) or self._captured.graph.base(index) not in self._members:
             return self._operand(operand)
-        # What is another operand, too, is an input, even if it is an operator in front.
+        # What is another operand, too, is an input, even if it is an operator of the prologue.
         for call in products:
             for other in call.operands[1:]:
                 self._operand(other)
@@ -108,9 +108,9 @@ class Extraction:
         return value
 
     def _forget_computed(self) -> set[int]:
-        """Forget what is computed so far, and return it: operators behind the products get copies.
+        """Forget what is computed so far, and return it: operators of the epilogue get copies.
 
-        The loops of operators in front of products are not those of the operators behind them.
+        The loops of a prologue are not those of the epilogue.
         """
         nodes, kept = self._build.nodes, dict[int, int]()
         for index, position in self._copies.items():
@@ -218,16 +218,16 @@ class Products:
     found: list[FoundProduct] = field(default_factory=list)
     """Kernels of products in the order in which they are measured; they may overlap.
 
-    Pairs with their readers, then single products with theirs, then those with operators in front.
+    Pairs with their readers, then single products with theirs, then those with a prologue.
     """
     refused: Counter[str] = field(default_factory=Counter)
     """Products without a kernel, by reason."""
 
     def lines(self) -> list[str]:
         """The outcome as text."""
-        behind = [each for each in self.found if not each.kernel.prologue]
-        single = {each.products for each in behind if len(each.calls) == 1}
-        pairs = sum(len(each.calls) == 2 for each in behind)
+        with_readers = [each for each in self.found if not each.kernel.prologue]
+        single = {each.products for each in with_readers if len(each.calls) == 1}
+        pairs = sum(len(each.calls) == 2 for each in with_readers)
         computed = {each.products for each in self.found if each.kernel.prologue}
         lines = [
             f"{len(single)} matrix products with elementwise readers, {pairs} pairs of products "
@@ -250,7 +250,7 @@ def find_products(captured: CapturedGraph, input_views: Collection[int] = ()) ->
         if reason := search.refusals.get(index):
             outcome.refused[reason] += 1
             continue
-        computing_left = list(search.grow_before((index,)))
+        computing_left = list(search.grow_with_prologue((index,)))
         with_prologue += computing_left
         try:
             singles.append(search.grow((index,)))
@@ -258,7 +258,7 @@ def find_products(captured: CapturedGraph, input_views: Collection[int] = ()) ->
             if not computing_left:
                 outcome.refused[str(error)] += 1
         for other in search.partners(index):
-            with_prologue += search.grow_before((index, other))
+            with_prologue += search.grow_with_prologue((index, other))
             try:
                 outcome.found.append(search.grow((index, other)))
             except (BadFusion, BadGraph):
@@ -324,7 +324,7 @@ class _Search:
 
     def grow(self, anchors: tuple[int, ...]) -> FoundProduct:
         """The kernel of products with their readers.  Raises :class:`BadFusion` if none exists."""
-        members = self._behind(anchors)
+        members = self._epilogue_members(anchors)
         if not members:
             is_read = any(
                 self.graph[i].kind in ELEMENTWISE for i in self.graph.consumers[anchors[0]]
@@ -332,18 +332,18 @@ class _Search:
             raise BadFusion(PART if is_read else NO_READER)
         return self._kernel(anchors, members)
 
-    def grow_before(self, anchors: tuple[int, ...]) -> Iterator[FoundProduct]:
+    def grow_with_prologue(self, anchors: tuple[int, ...]) -> Iterator[FoundProduct]:
         """The kernels of products that compute their left operand: with all readers of the
         products, and a single product also without any."""
-        before = self._before(anchors)
-        if not before:
+        prologue = self._prologue_members(anchors)
+        if not prologue:
             return
-        behind = self._behind(anchors)
-        for members in (behind, set[int]()) if behind and len(anchors) == 1 else (behind,):
-            if len(before | members) > MAX_OPERATORS:
+        epilogue = self._epilogue_members(anchors)
+        for members in (epilogue, set[int]()) if epilogue and len(anchors) == 1 else (epilogue,):
+            if len(prologue | members) > MAX_OPERATORS:
                 continue
             try:
-                yield self._kernel(anchors, before | members)
+                yield self._kernel(anchors, prologue | members)
             except (BadFusion, BadGraph):
                 continue  # the other one may still exist
 
@@ -373,14 +373,14 @@ class _Search:
         }
         return FoundProduct(kernel, calls, origins, frozenset(members), frozenset(repeated))
 
-    def _behind(self, anchors: tuple[int, ...]) -> set[int]:
+    def _epilogue_members(self, anchors: tuple[int, ...]) -> set[int]:
         """The operators that read products, with those that only these need; empty if none."""
         elements = self.graph[anchors[0]].elements
         forward = self._forward(anchors, elements)
         self._drop_last_operators(forward)
         return forward | self._needed(anchors, forward, elements) if forward else forward
 
-    def _before(self, anchors: tuple[int, ...]) -> set[int]:
+    def _prologue_members(self, anchors: tuple[int, ...]) -> set[int]:
         """The operators that compute the left operand; empty if something else reads it.
 
         A right operand or an added tensor from the same operator would be a second reader.
@@ -428,7 +428,7 @@ class _Search:
     def _forward(self, anchors: tuple[int, ...], elements: int) -> set[int]:
         """The elementwise operators that read the anchors at their own elements, and so on.
 
-        An operator that needs a value behind the anchors from elsewhere is left out, so that no
+        An operator that needs a value that others compute from the anchors is left out, so that no
         path leaves the kernel and returns.
         """
         members: set[int] = set()
@@ -524,19 +524,19 @@ def keeps_order(graph: Graph, index: int) -> bool:
     return True
 
 
-MAX_IN_FRONT = 64
-"""Operators in front of a kernel that are measured with it, at most: as many as one kernel has."""
+MAX_PROLOGUE_SOURCES = 64
+"""Operators that a prologue reads and that are measured with it, at most."""
 
 
-def operators_in_front(graph: Graph, found: FoundProduct) -> frozenset[int]:
-    """The operators before those that compute the left operand, up to the next opaque calls.
+def prologue_sources(graph: Graph, found: FoundProduct) -> frozenset[int]:
+    """The operators whose results a prologue needs, up to the next opaque calls.
 
     ``graph``: the captured graph. Empty if the kernel reads its left operand.
     """
     kernel = found.kernel
     waiting = sorted(i for i in found.captured(kernel.prologue) if i >= 0)
     members: set[int] = set()
-    while waiting and len(members) < MAX_IN_FRONT:
+    while waiting and len(members) < MAX_PROLOGUE_SOURCES:
         for source in graph.sources[waiting.pop()]:
             is_next = graph[source].kind in COMPUTE and source not in found.operators
             if is_next and source not in members:

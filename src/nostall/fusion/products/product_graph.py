@@ -36,7 +36,7 @@ class ProductGraph:
 
     @property
     def epilogue(self) -> tuple[int, ...]:
-        """The elementwise operators behind the products, and those that these need, in order."""
+        """The elementwise operators that read the products, and those that these need, in order."""
         return self._computed_from(self.graph.outputs)
 
     @property
@@ -48,7 +48,7 @@ class ProductGraph:
         return self._computed_from([self.left.index])
 
     def _computed_from(self, roots: Iterable[int]) -> tuple[int, ...]:
-        """The elementwise operators that some nodes need, without those in front of a product."""
+        """The elementwise operators that some nodes need, without those of a prologue."""
         waiting, found = list(roots), set[int]()
         while waiting:
             node = self.graph[waiting.pop()]

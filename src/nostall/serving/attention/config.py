@@ -12,9 +12,9 @@ HEAD_DIMS = (64, 96, 128, 256)
 Masks = Literal["all", "branch", "tail"]
 Schedule = Literal["unit", "ranges", "queue"]
 Language = Literal["triton", "gluon"]
-TALL_ROWS = 128
+GLUON_ROWS = 128
 """Rows of a tile of the Gluon kernel."""
-TALL_KEYS = (64, 128)
+GLUON_KEYS = (64, 128)
 """Keys of one iteration that the Gluon kernel supports."""
 MASKS: dict[Masks, int] = {"all": 0, "branch": 1, "tail": 2}
 """Numbers of the mask forms in :mod:`nostall.serving.attention.tile`."""
@@ -115,20 +115,20 @@ class KernelConfig:
     schedule: Schedule = "queue"
     dependent: bool = False
     """Whether the reduction is launched as a programmatic dependent launch (Hopper and later)."""
-    front: float = 0.5
+    front_share: float = 0.5
     """Share of the programs that take units from the front of the queue."""
     language: Language = "triton"
-    """``gluon``: the kernel of :mod:`nostall.serving.attention.tall_kernel`, for sm_90 only."""
+    """``gluon``: the kernel of :mod:`nostall.serving.attention.gluon_kernel`, for sm_90 only."""
 
     def __post_init__(self) -> None:
         if self.language == "triton":
             return
-        fits = [tile.rows == TALL_ROWS and tile.keys in TALL_KEYS for tile in self.tiles]
-        if fits != [True] or self.schedule == "ranges" or self.front != 1.0:
+        fits = [tile.rows == GLUON_ROWS and tile.keys in GLUON_KEYS for tile in self.tiles]
+        if fits != [True] or self.schedule == "ranges" or self.front_share != 1.0:
             raise BadInput(
-                f"a Gluon kernel of {self.tiles}, schedule {self.schedule}, front {self.front}; "
-                f"allowed are one tile of {TALL_ROWS} rows with keys of {TALL_KEYS}, the schedules "
-                "unit and queue, and front 1.0"
+                f"a Gluon kernel of {self.tiles}, schedule {self.schedule}, front share "
+                f"{self.front_share}; allowed are one tile of {GLUON_ROWS} rows with keys of "
+                f"{GLUON_KEYS}, the schedules unit and queue, and the front share 1.0"
             )
 
     @property

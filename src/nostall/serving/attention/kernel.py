@@ -4,9 +4,9 @@ How programs take units (``SCHEDULE``):
 
 - ``UNIT``: program i runs unit i.
 - ``RANGES``: program i runs the units ``program_offsets[i]`` to ``program_offsets[i + 1] - 1``.
-- ``QUEUE``: a program takes the next unit when it is free. The first ``front`` programs take from
-  the front of the list and the others from its end. With compute-bound units in front and
-  memory-bound units behind them, an SM that holds a program of each kind overlaps the two (the aim
+- ``QUEUE``: a program takes the next unit when it is free. The first ``front_programs`` programs
+  take from the front of the list and the others from its end. With compute-bound units first and
+  memory-bound units last, an SM that holds a program of each kind overlaps the two (the aim
   of POD-Attention, arXiv:2410.18038).
 
 Which program runs a unit does not change the result.
@@ -143,13 +143,13 @@ def run_unit(
 
 
 @triton.jit
-def take_unit(queue, units, front, FRONT_SHIFT: tl.constexpr = 32):
+def take_unit(queue, units, front_programs, FRONT_SHIFT: tl.constexpr = 32):
     """The next unit of a double-ended queue for this program, or -1 if all units are taken.
 
     ``queue[0]`` counts units taken from the front in its low 32 bits, and from the end in its high
     32 bits, so that one atomic operation reads both counts.
     """
-    is_front = tl.program_id(0) < front
+    is_front = tl.program_id(0) < front_programs
     one = tl.full([], 1, tl.int64)
     taken = tl.atomic_add(queue, tl.where(is_front, one, one << FRONT_SHIFT), sem="relaxed")
     from_front = (taken & 0xFFFFFFFF).to(tl.int32)
@@ -191,9 +191,9 @@ def run_tiles(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["front", "window"])
+@triton.jit(do_not_specialize=["front_programs", "window"])
 def meta_attention(
-    query, keys, values, out, block_table, tasks, program_offsets, counts, queue, front,
+    query, keys, values, out, block_table, tasks, program_offsets, counts, queue, front_programs,
     query_starts, kv_lengths, tree_offsets, tree_words, prefix_rows, partial, partial_log_sums,
     scale, value_scale, soft_cap, window, stride_query_token, stride_query_head, stride_out_token,
     stride_out_head, stride_block, stride_token, stride_head, stride_table,
@@ -225,7 +225,7 @@ def meta_attention(
         end = tl.load(program_offsets + program + 1)
     units = end
     if SCHEDULE == QUEUE:
-        unit = take_unit(queue, units, front)
+        unit = take_unit(queue, units, front_programs)
         end = tl.where(unit < 0, -1, units)
     while unit < end:
         run_tiles(
@@ -236,7 +236,7 @@ def meta_attention(
             D, DIMS, PAGE, TILES, SOFT_CAP, WINDOW, TREE, PREFIX,
         )  # fmt: skip
         if SCHEDULE == QUEUE:
-            unit = take_unit(queue, units, front)
+            unit = take_unit(queue, units, front_programs)
             end = tl.where(unit < 0, -1, units)
         elif SCHEDULE == RANGES:
             unit += 1

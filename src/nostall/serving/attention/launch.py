@@ -15,9 +15,9 @@ from nostall.serving.attention.config import (
     KernelConfig,
     check_prefixes,
 )
+from nostall.serving.attention.gluon_launch import launch_gluon
 from nostall.serving.attention.kernel import meta_attention
 from nostall.serving.attention.reduce import reduce_splits
-from nostall.serving.attention.tall_launch import launch_tall
 from nostall.serving.batch.trees import PackedTrees
 from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.columns import (
@@ -51,9 +51,9 @@ class ReductionTile(NamedTuple):
     """Splits at most."""
 
 
-def reduction_tile(shape: AttentionShape, tallest: int) -> ReductionTile:
-    """The tile of the reduction for tiles of at most ``tallest`` rows."""
-    if tallest > SHORT_TILE:
+def reduction_tile(shape: AttentionShape, max_rows: int) -> ReductionTile:
+    """The tile of the reduction for tiles of at most ``max_rows`` rows."""
+    if max_rows > SHORT_TILE:
         return ReductionTile(16, min(128, shape.padded_head_dim), 1)
     rows = min(SHORT_TILE, 1 << (shape.group - 1).bit_length())
     return ReductionTile(rows, 32, min(64, REDUCED_ELEMENTS // (rows * 32)))
@@ -217,7 +217,7 @@ class MetaAttention:
         check_tensors(self.shape, query, cache, out)
         check_prefixes(self.shape, buffers.tables.has_prefixes)
         if self.config.language == "gluon":
-            launch_tall(self.shape, self.config, self.programs, query, cache, out, batch, buffers)
+            launch_gluon(self.shape, self.config, self.programs, query, cache, out, batch, buffers)
         else:
             self._launch_tiles(query, cache, out, batch, buffers)
         if self.reduces:
@@ -244,7 +244,7 @@ class MetaAttention:
         meta_attention[(self.programs,)](
             query, cache.keys, cache.values, out, batch.block_table,
             tables.tasks, tables.program_offsets, tables.counts, buffers.queue,
-            round(self.programs * config.front),
+            round(self.programs * config.front_share),
             batch.query_starts, batch.kv_lengths, batch.tree_offsets, batch.tree_words,
             tables.prefix_rows, buffers.partial, buffers.partial_log_sums,
             scale, value_scale, shape.soft_cap, shape.window,
@@ -263,11 +263,11 @@ class MetaAttention:
     ) -> None:
         shape, config, tables = self.shape, self.config, buffers.tables
         dependent = {"launch_pdl": True} if config.dependent else {}
-        tallest = max(tile.rows for tile in config.tiles)
-        tile = reduction_tile(shape, tallest)
+        max_rows = max(tile.rows for tile in config.tiles)
+        tile = reduction_tile(shape, max_rows)
         grid = (
             min(self.programs, len(tables.reductions)),
-            -(-tallest // tile.rows),
+            -(-max_rows // tile.rows),
             -(-shape.head_dim // tile.span),
         )
         reduce_splits[grid](

@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
+from nostall.serving.attention.gluon_launch import supports_gluon
 from nostall.serving.attention.plan import AttentionPlan, default_kernel
-from nostall.serving.attention.tall_launch import supports_tall
 
 Kind = Literal["decode", "verify", "decode and verify", "prefill", "mixed"]
 
 DECODE = KernelConfig(
-    (TileConfig(16, 64, 3, "branch"),), warps=4, registers=0, programs_per_sm=2, front=1.0
+    (TileConfig(16, 64, 3, "branch"),), warps=4, registers=0, programs_per_sm=2, front_share=1.0
 )
 VERIFY = KernelConfig(
     (TileConfig(16, 64, 4, "branch"), TileConfig(64, 64, 3, "branch")),
     warps=4,
     registers=0,
     programs_per_sm=2,
-    front=1.0,
+    front_share=1.0,
 )
 PREFILL = KernelConfig(
     (
@@ -35,11 +35,11 @@ PREFILL = KernelConfig(
     warps=8,
     registers=0,
     programs_per_sm=1,
-    front=1.0,
+    front_share=1.0,
 )
 MIXED = replace(PREFILL, tiles=(*PREFILL.tiles[:2], TileConfig(128, 64, 4, "tail")))
-TALL = KernelConfig(
-    (TileConfig(128, 128, 2),), programs_per_sm=1, front=1.0, registers=0, language="gluon"
+GLUON = KernelConfig(
+    (TileConfig(128, 128, 2),), programs_per_sm=1, front_share=1.0, registers=0, language="gluon"
 )
 PLANS: dict[Kind, AttentionPlan] = {
     "decode": AttentionPlan(DECODE, "sorted", least_split=512, units_per_program=2),
@@ -52,8 +52,8 @@ PLANS: dict[Kind, AttentionPlan] = {
 
 Units are in descending cost, an order that the device builder knows.
 """
-TALL_PLANS: dict[Kind, AttentionPlan] = {
-    "prefill": AttentionPlan(TALL, "sorted", units_per_program=1)
+GLUON_PLANS: dict[Kind, AttentionPlan] = {
+    "prefill": AttentionPlan(GLUON, "sorted", units_per_program=1)
 }
 """Plans of the Gluon kernel, for devices that run it: 0.64 to 0.88 of the time of :data:`PLANS`."""
 
@@ -78,22 +78,22 @@ class BatchKind:
 
 
 def plan_for(
-    shape: AttentionShape, batch: BatchKind, has_fixed_grid: bool = True, has_tall: bool = False
+    shape: AttentionShape, batch: BatchKind, has_fixed_grid: bool = True, has_gluon: bool = False
 ) -> AttentionPlan:
     """The plan of a batch.
 
     ``has_fixed_grid``: whether the launch is captured in a CUDA graph. Without it the plan has the
     schedule ``unit``, whose launch needs as many programs as the tables have units.
-    ``has_tall``: whether to take the Gluon kernel where it has a plan; the device must run it
-    (:func:`nostall.serving.attention.tall_launch.has_tall_kernel`).
+    ``has_gluon``: whether to take the Gluon kernel where it has a plan; the device must run it
+    (:func:`nostall.serving.attention.gluon_launch.has_gluon_kernel`).
     """
     if shape.padded_head_dim > 128:
-        plan = AttentionPlan(replace(default_kernel(shape), front=1.0), "sorted")
+        plan = AttentionPlan(replace(default_kernel(shape), front_share=1.0), "sorted")
     else:
         kind = batch.kind(shape.group)
         if kind == "decode" and shape.has_prefixes:
-            kind = "decode and verify"  # Its higher tile takes the decodes of a group together.
-        plans = TALL_PLANS if has_tall and supports_tall(shape) else {}
+            kind = "decode and verify"  # Its tile of 64 rows takes the decodes of a group together.
+        plans = GLUON_PLANS if has_gluon and supports_gluon(shape) else {}
         plan = plans.get(kind, PLANS[kind])
     if has_fixed_grid:
         return plan

@@ -67,7 +67,7 @@ class PlanSpace(Space[AttentionPlan, PlanMove]):
         self._start = start
         self.choices: dict[str, Sequence[Any]] = {
             "kernel": tuple(
-                dict.fromkeys(replace(k, schedule="queue", front=1.0) for k in kernels)
+                dict.fromkeys(replace(k, schedule="queue", front_share=1.0) for k in kernels)
             ),
             "schedule": tuple(s for s in SCHEDULES if s[0] != "unit" or not has_fixed_grid),
             "split": SPLITS,
@@ -113,7 +113,7 @@ class PlanSpace(Space[AttentionPlan, PlanMove]):
         return self.dump(state).encode()
 
     def dump(self, state: AttentionPlan) -> str:
-        return json.dumps(asdict(state), sort_keys=True)
+        return json.dumps(plan_fields(state), sort_keys=True)
 
     def load(self, text: str) -> AttentionPlan:
         return plan_of(json.loads(text))
@@ -123,21 +123,39 @@ class PlanSpace(Space[AttentionPlan, PlanMove]):
         choice = self.choices[move.part][move.choice]
         try:
             if move.part == "kernel":
-                kept = {"schedule": state.kernel.schedule, "front": state.kernel.front}
+                kept = {
+                    "schedule": state.kernel.schedule,
+                    "front_share": state.kernel.front_share,
+                }
                 return replace(state, kernel=replace(choice, **kept))
             if move.part == "schedule":
-                schedule, order, front = choice
-                kernel = replace(state.kernel, schedule=schedule, front=front)
+                schedule, order, front_share = choice
+                kernel = replace(state.kernel, schedule=schedule, front_share=front_share)
                 return replace(state, kernel=kernel, order=order)
         except BadInput:  # The Gluon kernel does not know all schedules.
             return state
         return replace(state, **{move.part: choice})
 
 
+FRONT_SHARE, STORED_FRONT_SHARE = "front_share", "front"
+"""A field of :class:`KernelConfig`, and its key in stored plans."""
+
+
+def plan_fields(plan: AttentionPlan) -> dict[str, Any]:
+    """The fields of a plan as they are stored; :func:`plan_of` reads them."""
+    data = asdict(plan)
+    data["kernel"] = _renamed(data["kernel"], FRONT_SHARE, STORED_FRONT_SHARE)
+    return data
+
+
+def _renamed(kernel: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {new if name == old else name: value for name, value in kernel.items()}
+
+
 def plan_of(data: dict[str, Any]) -> AttentionPlan:
     """A plan from the JSON of its fields. Raises :class:`BadInput` if a field is missing or new."""
     try:
-        kernel = dict(data["kernel"])
+        kernel = _renamed(data["kernel"], STORED_FRONT_SHARE, FRONT_SHARE)
         kernel["tiles"] = tuple(TileConfig(*tile) for tile in kernel["tiles"])
         return AttentionPlan(**{**data, "kernel": KernelConfig(**kernel)})
     except (KeyError, TypeError) as error:

@@ -67,27 +67,27 @@ def sort_by_cost(tiles: Int32s, classes: int) -> None:
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def sort_in_pairs(tiles: Int32s, classes: int) -> None:
-    """Rank units of the highest tile by descending class of cost, then the others by ascending one.
+    """Rank units of the largest tile by descending class of cost, then the others by ascending one.
 
     Programs that take units from both ends of the list then start with the longest units of
     each kind; the units that remain for the last programs are short.
     """
-    largest = highest = 0
+    largest_cost = largest_tile = 0
     for row in tiles:
-        largest = max(largest, row[TILE_COST])
-        highest = max(highest, row[TILE_INDEX])
-    # As :func:`sort_by_class` with twice as many places: the highest tile from the largest costs to
+        largest_cost = max(largest_cost, row[TILE_COST])
+        largest_tile = max(largest_tile, row[TILE_INDEX])
+    # As :func:`sort_by_class` with twice as many places: the largest tile from the largest costs to
     # the least, then all other tiles from the least costs to the largest.
     starts = np.zeros(2 * classes + 1, np.int64)
     for row in tiles:
-        place = row[TILE_COST] * classes // (largest + 1)
-        place = classes - 1 - place if row[TILE_INDEX] == highest else classes + place
+        place = row[TILE_COST] * classes // (largest_cost + 1)
+        place = classes - 1 - place if row[TILE_INDEX] == largest_tile else classes + place
         starts[place + 1] += row[TILE_UNITS]
     for place in range(2 * classes):
         starts[place + 1] += starts[place]
     for row in tiles:
-        place = row[TILE_COST] * classes // (largest + 1)
-        place = classes - 1 - place if row[TILE_INDEX] == highest else classes + place
+        place = row[TILE_COST] * classes // (largest_cost + 1)
+        place = classes - 1 - place if row[TILE_INDEX] == largest_tile else classes + place
         row[TILE_RANK] = starts[place]
         starts[place] += row[TILE_UNITS]
 
@@ -221,7 +221,7 @@ ORDERS: dict[str, Order] = {
         deal_ranges,
         False,
         True,
-        "highest tiles in front, the others behind; for programs that take from both ends",
+        "largest tiles first, the others last; for programs that take from both ends",
     ),
 }
 """The orders by name."""

@@ -64,7 +64,7 @@ class NativeResult:
 
 def native_settings(seconds: float, seed: int) -> Settings:
     """Settings of the search of one kernel: ptxas' input, then moves of native instructions."""
-    return Settings(ASSEMBLER, seed, seconds, objective="gpu")
+    return Settings(ASSEMBLER, seed=seed, seconds=seconds, objective="gpu")
 
 
 def open_local_gpu(

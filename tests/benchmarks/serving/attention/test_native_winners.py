@@ -34,7 +34,9 @@ from nostall.tuning.gpu_objective import Decision
 from tests.unit.attach.variants import GPU, keep_variant
 from tests.unit.tuning.attention.fake_gpu import FakeGpu
 
-PLAN = AttentionPlan(KernelConfig((TileConfig(16, 32, 2, "branch"),), 4, 0, 1, front=1.0), "sorted")
+PLAN = AttentionPlan(
+    KernelConfig((TileConfig(16, 32, 2, "branch"),), 4, 0, 1, front_share=1.0), "sorted"
+)
 STEP = AttentionStep(
     make_batch([1, 1], [70, 33]), AttentionShape(2, 1, 64), PLAN, "float16", "two decodes"
 )

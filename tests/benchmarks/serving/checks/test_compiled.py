@@ -14,11 +14,11 @@ from benchmarks.serving.checks.compiled import (
     Resources,
     attention_resources,
     gemm_resources,
-    tall_resources,
+    gluon_resources,
 )
 
 from nostall.serving.attention.config import AttentionShape, KernelConfig
-from nostall.serving.attention.rules import DECODE, PREFILL, TALL, VERIFY
+from nostall.serving.attention.rules import DECODE, GLUON, PREFILL, VERIFY
 from nostall.serving.gemm.config import BASES
 
 KERNELS = {
@@ -65,7 +65,7 @@ def test_the_dependent_launch_of_the_reduction() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_gluon_kernel(head_dim: int) -> None:
-    used = tall_resources(AttentionShape(head_dim=head_dim), TALL)
+    used = gluon_resources(AttentionShape(head_dim=head_dim), GLUON)
     assert used.programs_per_sm(12) >= 1
     # 16 elements of a head or 16 keys a product; two warpgroups; first, clear, masked, last tile.
     assert used.wgmma == 2 * (3 * head_dim // 16 + 3 * 128 // 16)
@@ -80,10 +80,10 @@ def test_the_gluon_kernel_with_the_oldest_triton(tmp_path: Path) -> None:
         pytest.skip("Triton 3.6 is not installed; `make .cache/triton-3.6.0` installs it")
     script = (
         "import triton\n"
-        "from benchmarks.serving.checks.compiled import tall_resources\n"
+        "from benchmarks.serving.checks.compiled import gluon_resources\n"
         "from nostall.serving.attention.config import AttentionShape\n"
-        "from nostall.serving.attention.rules import TALL\n"
-        "print(triton.__version__, tall_resources(AttentionShape(), TALL).wgmma)\n"
+        "from nostall.serving.attention.rules import GLUON\n"
+        "print(triton.__version__, gluon_resources(AttentionShape(), GLUON).wgmma)\n"
     )
     paths = (str(old), str(root / "src"), str(root))
     environment = os.environ | {

@@ -43,7 +43,9 @@ def main(stored: torch.dtype) -> None:
     count, tokens = len(QUERY), sum(QUERY)
     query = rng.standard_normal((tokens + REST, 4, 64)).astype(np.float32)
     keys, values = poisoned(batch, SHAPE, rng)
-    plan = replace(PLAN, order="sorted", kernel=replace(PLAN.kernel, front=1.0), least_saved_ns=0)
+    plan = replace(
+        PLAN, order="sorted", kernel=replace(PLAN.kernel, front_share=1.0), least_saved_ns=0
+    )
     limits = StepLimits(count + 1, 128, 512)
     tables = GroupedStepTables(SHAPE, plan, limits, "cpu", limits.cut_tokens + tokens)
     tables._settings = replace(tables._settings, cost_classes=2)  # Fewer programs to interpret.

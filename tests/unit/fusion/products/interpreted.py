@@ -79,12 +79,14 @@ def products(draw: Any) -> ProductGraph:
 def _left_operand(
     draw: Any, build: Builder, rows: int, depth: int, dtype: str, pads: tuple[int, ...]
 ) -> tuple[int, int | None]:
-    """A left operand that is read or computed, and a vector that is read in front, if any."""
+    """A left operand that is read or computed, and a vector that the prologue reads, if any."""
 
     def operand(dtype: str = dtype) -> int:
         return _operand(draw, build, rows, depth, dtype, pads)
 
-    kind = draw(st.sampled_from(("read", "gated", "scaled", "cast", "turned", "halves", "views")))
+    kind = draw(
+        st.sampled_from(("read", "gated", "scaled", "cast", "transposed", "halves", "views"))
+    )
     vector = None
     if kind == "read":
         return operand(), None
@@ -96,9 +98,9 @@ def _left_operand(
         value = build("cast", build("mul", value, build("sigmoid", vector)), dtype=dtype)
     elif kind == "cast":
         value = build("cast", operand("float32" if dtype == "float16" else "float16"), dtype=dtype)
-    elif kind == "turned":
-        turned = build("sigmoid", _operand(draw, build, depth, rows, dtype, pads))
-        value = build("permute", turned, shape=(rows, depth), dims=(1, 0))
+    elif kind == "transposed":
+        transposed = build("sigmoid", _operand(draw, build, depth, rows, dtype, pads))
+        value = build("permute", transposed, shape=(rows, depth), dims=(1, 0))
     elif kind == "halves":
         whole = build.input((rows, 2 * depth), dtype)
         first, second = (

@@ -55,8 +55,8 @@ def test_operators_of_other_elements_have_no_kernel() -> None:
     build = Builder()
     left, right = build.input((8, 16)), build.input((16, 8))
     value = build("copy", build("dot", left, right))
-    turned = build("permute", value, shape=(8, 8), dims=(1, 0))
-    product = ProductGraph(build.graph(build("add", value, turned)))
+    transposed = build("permute", value, shape=(8, 8), dims=(1, 0))
+    product = ProductGraph(build.graph(build("add", value, transposed)))
     with pytest.raises(BadFusion):
         emit_products(product, ProductConfig(16, 16, 16, 4, 2))
 

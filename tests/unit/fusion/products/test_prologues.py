@@ -26,7 +26,7 @@ from nostall.fusion.codegen.tiling.product_config import (
 from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.products.emit import emit_products
-from nostall.fusion.products.find import FoundProduct, find_products, operators_in_front
+from nostall.fusion.products.find import FoundProduct, find_products, prologue_sources
 from nostall.fusion.products.product_graph import ProductGraph
 from tests.unit.fusion.codegen.sm90_code import opcodes
 from tests.unit.fusion.products.programs import (
@@ -49,11 +49,11 @@ def computed(function: Callable[..., object], *inputs: Tensor) -> list[FoundProd
     return [each for each in found_forward(function, *inputs).found if each.kernel.prologue]
 
 
-def before(found: FoundProduct) -> set[str]:
+def prologue(found: FoundProduct) -> set[str]:
     return {found.kernel.graph[i].op for i in found.kernel.prologue}
 
 
-def behind(found: FoundProduct) -> set[str]:
+def epilogue(found: FoundProduct) -> set[str]:
     return {found.kernel.graph[i].op for i in found.kernel.epilogue}
 
 
@@ -65,11 +65,11 @@ def input_shapes(found: FoundProduct) -> list[tuple[int, ...]]:
 def test_a_gate_is_computed_with_the_product_that_reads_it_with_and_without_readers() -> None:
     both, alone = computed(down_projection, *tensors(*DOWN))
     for found in (both, alone):
-        assert {"sigmoid", "mul"} <= before(found) and "sigmoid" not in behind(found)
+        assert {"sigmoid", "mul"} <= prologue(found) and "sigmoid" not in epilogue(found)
         shape = found.kernel.shape
         assert (shape.rows, shape.columns, shape.depth) == (32, 24, 32)
         assert shape.prologue_bytes == 4, "two tensors of 16 bits"
-    assert "add" in behind(both) and "add" not in behind(alone)
+    assert "add" in epilogue(both) and "add" not in epilogue(alone)
     assert both.bytes_saved == alone.bytes_saved + 2 * 32 * 24
     assert alone.bytes_saved == 2 * (32 * 32 * 2) + 32 * 24 * 2
 
@@ -79,7 +79,7 @@ def test_a_norm_is_applied_where_it_is_read_and_its_statistics_are_a_vector() ->
         return hand_written_norm(x, scale) @ weight
 
     (found,) = computed(program, *tensors((32, 16), (16,), (16, 24)))
-    assert "rsqrt" in before(found) and "square" not in before(found)
+    assert "rsqrt" in prologue(found) and "square" not in prologue(found)
     assert sorted(input_shapes(found)) == [(16,), (16, 24), (32, 1), (32, 16)]
     (wide,) = found.repeated
     assert wide in found.operators, "the cast is computed again, not read in fp32"
@@ -95,7 +95,7 @@ def test_a_pair_of_products_computes_its_left_operand_once() -> None:
     assert len(pair.calls) == 2 and pair.kernel.shape.count == 2
 
 
-def test_a_mask_and_a_cast_are_computed_in_front() -> None:
+def test_a_mask_and_a_cast_are_part_of_the_prologue() -> None:
     def dropped(x: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
         return (x * mask * 2.0).to(torch.bfloat16) @ weight.to(torch.bfloat16)
 
@@ -109,12 +109,12 @@ def test_halves_of_one_tensor_and_transposed_operands_are_read_in_place() -> Non
         gate, up = x.chunk(2, -1)
         return (torch.sigmoid(gate) * up) @ weight
 
-    def turned(x: Tensor, y: Tensor) -> Tensor:
+    def transposed(x: Tensor, y: Tensor) -> Tensor:
         return torch.sigmoid(x).t() @ y
 
     (found,) = computed(packed, *tensors((32, 64), (32, 24)))
     assert (32, 64) in input_shapes(found)
-    (found,) = computed(turned, *tensors((32, 16), (32, 24)))
+    (found,) = computed(transposed, *tensors((32, 16), (32, 24)))
     assert found.kernel.left.shape == (16, 32) and (32, 16) in input_shapes(found)
 
 
@@ -138,7 +138,7 @@ def _added(x: Tensor, w: Tensor) -> Tensor:
     return torch.addmm(y, y, w)
 
 
-def _read_behind(x: Tensor, w: Tensor) -> Tensor:
+def _read_later(x: Tensor, w: Tensor) -> Tensor:
     y = torch.tanh(x)
     return y + y @ w
 
@@ -166,7 +166,7 @@ def _summed(x: Tensor, w: Tensor) -> Tensor:
         _read_by_two_products,
         _both_operands,
         _added,
-        _read_behind,
+        _read_later,
         _part,
         _from_the_right,
         _vectors,
@@ -195,7 +195,7 @@ def test_a_kernel_has_at_most_so_many_operators() -> None:
 
 
 def test_random_numbers_are_not_drawn_again_for_each_tile() -> None:
-    """Dropout whose mask is drawn, not read, stays in front of the product."""
+    """Dropout whose mask is drawn, not read, stays outside of the prologue."""
 
     def program(x: Tensor, w: Tensor) -> Tensor:
         return functional.dropout(x, 0.5, training=True) @ w
@@ -217,7 +217,7 @@ def test_the_derivative_of_an_activation_is_computed_if_weights_are_frozen() -> 
     x, first, second = tensors((32, 16), (16, 24), (24, 16))
     graphs = training_graphs(AsModule(feed_forward), x.requires_grad_(), first, second)
     (found,) = [each for each in find_products(capture(graphs[1])).found if each.kernel.prologue]
-    assert {"exp", "erf"} <= before(found)
+    assert {"exp", "erf"} <= prologue(found)
     assert found.kernel.shape.depth == 24 and found.kernel.shape.prologue_bytes == 4
 
 
@@ -236,11 +236,11 @@ def test_operators_before_the_norm_are_measured_with_it() -> None:
     inputs = tensors((32, 16), (32, 16), (16,), (16, 24))
     captured = captured_forward(program, *inputs)
     (found,) = computed(program, *inputs)
-    ops = {captured.graph[i].op for i in operators_in_front(captured.graph, found)}
+    ops = {captured.graph[i].op for i in prologue_sources(captured.graph, found)}
     assert ops == {"add", "square", "sum", "mul"}
     inputs = tensors((32, 16), (16, 24), (24, 16))
     with_readers = found_forward(feed_forward, *inputs).found[0]
-    assert not operators_in_front(captured_forward(feed_forward, *inputs).graph, with_readers)
+    assert not prologue_sources(captured_forward(feed_forward, *inputs).graph, with_readers)
 
 
 def test_a_vector_that_is_needed_on_both_sides_is_computed_on_both() -> None:
@@ -249,7 +249,7 @@ def test_a_vector_that_is_needed_on_both_sides_is_computed_on_both() -> None:
         return ((x * factor) @ weight) * factor
 
     both, _ = computed(program, *tensors((32, 24), (24,), (24, 24)))
-    assert "sigmoid" in before(both) & behind(both)
+    assert "sigmoid" in prologue(both) & epilogue(both)
     assert not set(both.kernel.prologue) & set(both.kernel.epilogue)
     assert both.repeated == frozenset(), "no other kernel computes it"
 
@@ -258,7 +258,7 @@ def test_a_vector_that_is_needed_on_both_sides_is_computed_on_both() -> None:
 
 
 def gated_product(rows: int, columns: int, depth: int, dtype: str = "bfloat16") -> ProductGraph:
-    """A gate and a scale of each row and column in front of a product, and a residual behind."""
+    """A gate and a scale of each row and column as prologue, and a residual as epilogue."""
     build = Builder()
     gate, up = build.input((rows, depth), dtype), build.input((rows, depth), dtype)
     scale = build("rsqrt", build.input((rows, 1)))

@@ -95,19 +95,19 @@ def test_an_operand_that_is_broadcast_along_the_axis_is_used_whole() -> None:
     np.testing.assert_array_equal(interpret(graph, inputs)[0], interpret(found[0], inputs)[0])
 
 
-def split_and_turned(kind: str) -> tuple[Builder, int, int]:
-    """Rows, viewed as heads and turned; returns the view and half of each exponential."""
+def split_and_transposed(kind: str) -> tuple[Builder, int, int]:
+    """Rows, viewed as heads and transposed; returns the view and half of each exponential."""
     build = Builder()
     x = build.opaque("mm", shape=(6, 16), dtype="float32") if kind == "opaque" else None
     x = build.input((6, 16)) if x is None else x
     heads = build("view", x, shape=(6, 2, 8))
-    turned = build("permute", build("exp", heads), dims=(1, 0, 2))
-    part = build("slice", turned, dim=2, start=4, step=1, shape=(2, 6, 4))
+    transposed = build("permute", build("exp", heads), dims=(1, 0, 2))
+    part = build("slice", transposed, dim=2, start=4, step=1, shape=(2, 6, 4))
     return build, heads, build("neg", part)
 
 
 def test_parts_are_read_through_permuted_values() -> None:
-    build, _, result = split_and_turned("input")
+    build, _, result = split_and_transposed("input")
     graph = build.graph(result)
     found = read_parts(graph)
     assert found is not None
@@ -118,7 +118,7 @@ def test_parts_are_read_through_permuted_values() -> None:
 
 @pytest.mark.parametrize("kind", ["input", "opaque"])
 def test_a_view_of_which_parts_are_read_is_an_input_of_its_region(kind: str) -> None:
-    build, heads, result = split_and_turned(kind)
+    build, heads, result = split_and_transposed(kind)
     graph = build.graph(result)
     assert views_of_parts(graph) == {heads}
     (region,) = find_regions(graph, input_views=views_of_parts(graph))
@@ -134,9 +134,10 @@ def rotary(kind: str) -> tuple[Builder, int, int]:
     x = build.opaque("mm", shape=(6, 16), dtype="float32") if kind == "opaque" else None
     x = build.input((6, 16)) if x is None else x
     heads = build("view", build("view", x, shape=(2, 3, 16)), shape=(2, 3, 2, 8))
-    turned = build("permute", heads, dims=(0, 2, 1, 3))
+    transposed = build("permute", heads, dims=(0, 2, 1, 3))
     halves = [
-        build("slice", turned, dim=3, start=start, step=1, shape=(2, 2, 3, 4)) for start in (0, 4)
+        build("slice", transposed, dim=3, start=start, step=1, shape=(2, 2, 3, 4))
+        for start in (0, 4)
     ]
     return build, heads, build("sub", build("square", halves[0]), halves[1])
 

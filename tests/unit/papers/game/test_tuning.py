@@ -55,7 +55,7 @@ def test_a_run_with_cuasmrl(tmp_path: Path) -> None:
     pytest.importorskip("sb3_contrib", reason="CuAsmRL needs the extra nostall[rl]")
     pytest.importorskip("tensorboard", reason="the curves need the extra nostall[rl]")
     source = load_cubin(NVCC / "transpose.sm_90.cubin", None, launch())
-    settings = Settings("cuasmrl", 0, None, 40)
+    settings = Settings("cuasmrl", evaluations=40)
     small = dataclasses.replace(
         make_strategy("cuasmrl", logs=tmp_path / LOG_FOLDER), features=8, steps=8, epochs=1
     )

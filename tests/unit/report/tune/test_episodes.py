@@ -96,7 +96,7 @@ def test_annealing_is_counted_and_shaded() -> None:
 
 def test_page_of_a_learning_run(tmp_path: Path) -> None:
     source = load_cubin(NVCC / "transpose.sm_90.cubin", None, launch())
-    settings = Settings("anneal", 0, None, 30)
+    settings = Settings("anneal", evaluations=30)
     with Run.create(tmp_path / "run", "test", describe(source, settings)) as run:
         tune(source, make("anneal"), settings, run=run)
     page = write_report(tmp_path / "run").read_text()

@@ -113,10 +113,10 @@ def make(name: str) -> tuple[AttentionShape, AttentionPlan, RaggedBatch]:
         prefix_groups=GROUPS.get(name, ()),
     )
     # As the rules do: all programs take from the front of sorted units, decodes have one tile.
-    front = 1.0 if order == "sorted" else 0.5
+    front_share = 1.0 if order == "sorted" else 0.5
     is_decode = all(query <= 1 for query, _, _ in sequences)
     tiles = TILES[:1] if is_decode and not shape.has_prefixes else TILES
-    kernel = replace(PLAN.kernel, tiles=tiles, schedule=schedule, front=front)
+    kernel = replace(PLAN.kernel, tiles=tiles, schedule=schedule, front_share=front_share)
     plan = replace(PLAN, kernel=kernel, order=order)
     return shape, plan, batch
 

@@ -16,7 +16,7 @@ from nostall.serving.attention.launch import (
     MetaAttention,
     PagedCache,
 )
-from nostall.serving.attention.rules import TALL
+from nostall.serving.attention.rules import GLUON
 from nostall.serving.batch.examples import make_batch
 from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch
 from nostall.serving.batch.trees import pack_trees
@@ -45,7 +45,7 @@ def tensors(batch: RaggedBatch) -> tuple[torch.Tensor, PagedCache, torch.Tensor,
     return query, PagedCache(pages, pages), torch.full_like(query, 7.0), lengths
 
 
-@pytest.mark.parametrize("config", [KernelConfig(), TALL])
+@pytest.mark.parametrize("config", [KernelConfig(), GLUON])
 @pytest.mark.parametrize("shape", [SHAPE, WINDOWED])
 def test_tables_with_groups_need_a_shape_that_has_prefixes(
     shape: AttentionShape, config: KernelConfig

@@ -13,7 +13,7 @@ from nostall.core.measurement import Kind
 from nostall.gpu.clock import Run, Samples
 from nostall.serving.attention.plan import WIDE_HEAD_KERNEL, AttentionPlan
 from nostall.serving.attention.rules import DECODE, PLANS, VERIFY
-from nostall.serving.attention.space import PlanObjective, PlanSpace, plan_of
+from nostall.serving.attention.space import PlanObjective, PlanSpace, plan_fields, plan_of
 from nostall.serving.tables.orders import ORDERS
 from nostall.testing.space import check_space
 
@@ -36,6 +36,18 @@ def test_every_plan_has_an_order_that_its_schedule_can_run() -> None:
 @pytest.mark.parametrize("plan", PLANS.values())
 def test_plans_survive_a_file(plan: AttentionPlan) -> None:
     assert SPACE.load(SPACE.dump(plan)) == plan
+
+
+def test_a_stored_plan_has_its_front_share_as_front() -> None:
+    stored = {
+        "kernel": {"tiles": [[16, 64, 4, "branch"]], "warps": 4, "front": 0.25},
+        "order": "paired",
+    }
+    plan = plan_of(stored)
+    assert plan.kernel.front_share == 0.25
+    fields = plan_fields(plan)
+    assert fields["kernel"]["front"] == 0.25 and "front_share" not in fields["kernel"]
+    assert plan_of(json.loads(json.dumps(fields))) == plan
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,9 @@ from tests.unit.tuning.attention.fake_gpu import FakeGpu, InProcess
 
 GPU = Gpu("A GPU of the tests", "sm_90", 4)
 SHAPE = AttentionShape(2, 1, 64)
-PLAN = AttentionPlan(KernelConfig((TileConfig(16, 32, 2, "branch"),), 4, 0, 1, front=1.0), "sorted")
+PLAN = AttentionPlan(
+    KernelConfig((TileConfig(16, 32, 2, "branch"),), 4, 0, 1, front_share=1.0), "sorted"
+)
 STEP = AttentionStep(make_batch([1, 1], [70, 33]), SHAPE, PLAN, "float16", "two decodes")
 SETTINGS = Settings(ASSEMBLER, evaluations=6, objective="gpu", rounds=8, checks=2)
 CPU = torch.device("cpu")

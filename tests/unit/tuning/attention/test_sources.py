@@ -15,7 +15,7 @@ from nostall.attach.vllm.step_tables import StepDtypes, StepLimits, StepTables
 from nostall.core.errors import BadInput
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import TALL_PLANS
+from nostall.serving.attention.rules import GLUON_PLANS
 from nostall.serving.batch.examples import make_batch
 from nostall.serving.batch.odd_batches import odd_batch
 from nostall.tuning.attention.sources import attention_functions, recorded_sources, step_sources
@@ -23,7 +23,9 @@ from nostall.tuning.attention.step import AttentionStep
 
 SHAPE = AttentionShape(4, 2, 64)
 PLAN = AttentionPlan(
-    KernelConfig((TileConfig(16, 32, 2, "branch"),), 4, 0, 1, front=1.0), "sorted", least_split=64
+    KernelConfig((TileConfig(16, 32, 2, "branch"),), 4, 0, 1, front_share=1.0),
+    "sorted",
+    least_split=64,
 )
 STEP = AttentionStep(make_batch([1, 1], [700, 90]), SHAPE, PLAN, "bfloat16", "two decodes")
 
@@ -53,7 +55,7 @@ def test_sources_name_the_launch_and_leave_nothing_behind() -> None:
 
 
 def test_a_gluon_plan_is_refused() -> None:
-    step = replace(STEP, plan=TALL_PLANS["prefill"])
+    step = replace(STEP, plan=GLUON_PLANS["prefill"])
     with pytest.raises(BadInput, match="the Gluon kernel, and native schedules"):
         step_sources(step, 4)
 

@@ -1,7 +1,7 @@
 """Measure which matrix products are faster as one kernel with the elementwise operators around.
 
-A product is measured in a graph of its own: the product, the operators of the kernel, and those
-before and behind them up to the next product, which Inductor would fuse with them. One version has
+A product is measured in a graph of its own: the product, the operators of the kernel, and their
+producers and consumers up to the next product, which Inductor would fuse with them. One version has
 the kernel, the other cuBLAS and Inductor's kernels. A product is replaced only if its version is
 measured faster. Of several such kernels of one product the one that saves the most time is used.
 """
@@ -54,7 +54,7 @@ from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.hardware import hardware_of
-from nostall.fusion.products.find import FoundProduct, operators_in_front
+from nostall.fusion.products.find import FoundProduct, prologue_sources
 from nostall.fusion.products.rules import product_call
 from nostall.gpu.clock import Clock, Run
 from nostall.gpu.synthetic_inputs import synthetic_inputs
@@ -67,7 +67,7 @@ SCREEN_SECONDS = 0.1
 COMPARISON_SECONDS = 0.15
 """Measurement of the best configuration against cuBLAS and Inductor, in seconds."""
 MAX_NEIGHBOURS = 64
-"""Operators behind a kernel that are measured with it, at most."""
+"""Operators that read a kernel's results and are measured with it, at most."""
 SURPASSED = "; another kernel of this product saves more and is used"
 
 
@@ -88,7 +88,7 @@ class Occurrence:
     module: GraphModule
     graph: int
     """Number of the graph."""
-    contested: frozenset[str] = frozenset()
+    reader_kernels: frozenset[str] = frozenset()
     """Keys of the matches of stitched kernels that compute readers of the product."""
 
     @property
@@ -102,7 +102,7 @@ class Occurrence:
 
 
 def occurrences(graphs: Sequence[GraphModule], kernel_filter: KernelFilter) -> Iterator[Occurrence]:
-    """All products of some graphs, behind the kernels that are inserted first."""
+    """All products of some graphs, after the kernels that are inserted first."""
     for number, graph in enumerate(graphs):
         module = copy_graph(graph)
         if not kernel_filter.products_only:
@@ -117,7 +117,7 @@ def occurrences(graphs: Sequence[GraphModule], kernel_filter: KernelFilter) -> I
 def by_bytes(found: Iterable[Occurrence]) -> list[list[Occurrence]]:
     """Occurrences of equal kernels together; those that could save the most bytes come first.
 
-    Kernels with operators in front of their products come last.
+    Kernels with a prologue come last.
     """
     groups: dict[str, list[Occurrence]] = {}
     saved: Counter[str] = Counter()
@@ -134,16 +134,18 @@ def product_module(
 ) -> GraphModule:
     """The graph of a product, the operators around it and what Inductor would fuse with those."""
     graph, owners = captured.graph, operator_owners(captured)
-    operators = {*found.operators, *operators_in_front(graph, found)}
-    # Calls behind the product: what needs their results is no part of Inductor's next kernels.
-    calls_behind = 0
+    operators = {*found.operators, *prologue_sources(graph, found)}
+    # Calls that need the product: what needs their results is no part of Inductor's next kernels.
+    dependent_calls = 0
     for index in found.anchors:
-        calls_behind |= graph.descendants[index] & graph.opaque
+        dependent_calls |= graph.descendants[index] & graph.opaque
     waiting = list(found.captured(found.kernel.graph.outputs))
     most = len(operators) + MAX_NEIGHBOURS
     while waiting and len(operators) < most:
         for reader in graph.consumers[waiting.pop()]:
-            is_next = graph[reader].kind in COMPUTE and not graph.ancestors[reader] & calls_behind
+            is_next = (
+                graph[reader].kind in COMPUTE and not graph.ancestors[reader] & dependent_calls
+            )
             if is_next and reader not in operators:
                 operators.add(reader)
                 waiting.append(reader)
@@ -155,11 +157,11 @@ def title(case: ProductCase) -> str:
     shape = case.found.kernel.shape
     graph = case.found.kernel.graph
     operators: Sequence[str] = list(dict.fromkeys(graph[i].op for i in case.found.kernel.epilogue))
-    before = ", ".join(dict.fromkeys(graph[i].op for i in case.found.kernel.prologue[:-1]))
+    prologue = ", ".join(dict.fromkeys(graph[i].op for i in case.found.kernel.prologue[:-1]))
     return (
         f"{shape.rows} x {shape.columns} x {shape.depth} {shape.dtype}"
         f"{' (two products)' if shape.count == 2 else ''} with {', '.join(operators)}"
-        f"{f' behind it and {before} in front' if before else ''}"
+        f"{f' behind it and {prologue} in front' if prologue else ''}"
     )
 
 
@@ -173,7 +175,7 @@ class ProductComparisons(Comparisons):
     records: dict[str, KernelComparisonRecord] = field(default_factory=dict)
     # Time that measurements have taken, in seconds.
     seconds: float = 0.0
-    # The products behind the kernels of a filter, by what they depend on.
+    # The products after the kernels of a filter, by what they depend on.
     _found: dict[str, list[Occurrence]] = field(default_factory=dict)
     # When no further measurement may begin, as ``time.perf_counter`` counts.
     _end: float = 0.0
@@ -193,7 +195,7 @@ class ProductComparisons(Comparisons):
             self.graphs.append(copy_graph(module))
 
     def occurrences(self, kernel_filter: KernelFilter) -> list[Occurrence]:
-        """All products behind the kernels that are inserted first.
+        """All products after the kernels that are inserted first.
 
         They are searched once for each filter, because steps wait for it.
         """
@@ -216,7 +218,7 @@ class ProductComparisons(Comparisons):
     ) -> dict[str, RegionRecord]:
         """Kernels measured faster than cuBLAS with Inductor's kernels, by the key of their graph.
 
-        Those that could save the most bytes come first, and kernels with operators in front last.
+        Those that could save the most bytes come first, and kernels with a prologue last.
         ``known``: kernels that are chosen already, which are not measured again.
         """
         if not self.is_enabled or not self.graphs:

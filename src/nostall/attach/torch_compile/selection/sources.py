@@ -24,10 +24,10 @@ from nostall.attach.torch_compile.measure.kernel_comparison import (
 )
 from nostall.attach.torch_compile.measure.plan_tuning import PlanTuning, ProductTuning
 from nostall.attach.torch_compile.measure.product_comparison import ProductComparisons
-from nostall.attach.torch_compile.measure.product_competition import (
-    Displacement,
+from nostall.attach.torch_compile.measure.product_replacement import (
     Measured,
-    displace_kernels,
+    Replacement,
+    replace_kernels,
 )
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter
 from nostall.attach.torch_compile.rewrite.matching import find_region_graphs, region_record
@@ -218,14 +218,14 @@ class ProductSource:
         is_unchanged = with_products is selection
         if choice.slower is not None and is_unchanged and not self.versions.report.is_rewritten:
             return choice
-        displacement = self._displacement(choice, with_products.regions)
-        if not displacement.kernels:
+        replacement = self._replacement(choice, with_products.regions)
+        if not replacement.kernels:
             return Choice(with_products)
-        kept = selection.kept_in_inductor | displacement.kernels
+        kept = selection.kept_in_inductor | replacement.kernels
         without = replace(selection, kept_in_inductor=kept)
-        displaced = self._extended(without, displacement.regions)
+        replaced = self._extended(without, replacement.regions)
         # After a failure no product takes the place of the kernels that would be left out.
-        return Choice(with_products if displaced is without else displaced)
+        return Choice(with_products if replaced is without else replaced)
 
     def alone(self, tried: Selection, kernels: Collection[str]) -> Selection | None:
         """The products alone, if a candidate that was tried calls other kernels, too.
@@ -242,24 +242,24 @@ class ProductSource:
         with_products = self._extended(selection)
         return None if with_products is selection else with_products
 
-    def _displacement(self, choice: Choice, regions: Mapping[str, RegionRecord]) -> Displacement:
+    def _replacement(self, choice: Choice, regions: Mapping[str, RegionRecord]) -> Replacement:
         """Measure which products save more with the readers that stitched kernels compute.
 
         ``choice``: without products.  ``regions``: with the chosen ones.
         """
         if not RankSync.current().is_leader:
-            return Displacement()
+            return Replacement()
         compiler = self.versions.compiler.without_cuda_graphs
         kernel_filter = self._filter(choice.selection)
         chosen = {key: regions[key] for key in self.keys if key in regions}
-        displacement = self.versions.timed(
+        replacement = self.versions.timed(
             "products",
-            lambda: displace_kernels(
+            lambda: replace_kernels(
                 self.comparisons, choice.measured, compiler, kernel_filter, chosen
             ),
         )
         self.versions.report.products = self.comparisons.lines
-        return displacement
+        return replacement
 
     def _extended(
         self, selection: Selection, known: Mapping[str, RegionRecord] = MappingProxyType({})

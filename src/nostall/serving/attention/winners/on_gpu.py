@@ -15,10 +15,10 @@ from nostall.core.search import Budget
 from nostall.gpu.clock import Clock, ReplayClock, Run
 from nostall.search import make
 from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.gluon_launch import has_gluon_kernel
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import PLANS, BatchKind, Kind, plan_for
 from nostall.serving.attention.space import FAILURES, PlanObjective, PlanSpace
-from nostall.serving.attention.tall_launch import has_tall_kernel
 from nostall.serving.attention.winners.gpu_batch import GpuBatch
 from nostall.serving.attention.winners.plan_store import PlanKey, record_of, save_plan
 from nostall.serving.batch.ragged import RaggedBatch
@@ -103,7 +103,7 @@ def search_on_gpu(
     device = torch.device("cuda", torch.cuda.current_device())
     described = kind_of(batch)
     kind = described.kind(shape.group)
-    rule: AttentionPlan = plan_for(shape, described, has_tall=has_tall_kernel(device))
+    rule: AttentionPlan = plan_for(shape, described, has_gluon=has_gluon_kernel(device))
     space = rule_space(rule, shape)
     tensors = GpuBatch.of(batch, shape, getattr(torch, dtype), device)
     sms = torch.cuda.get_device_properties(device).multi_processor_count

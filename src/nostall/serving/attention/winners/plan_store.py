@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from nostall.core.launch import StrictModel
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import BatchKind, Kind, plan_for
-from nostall.serving.attention.space import plan_of
+from nostall.serving.attention.space import plan_fields, plan_of
 from nostall.serving.errors import BadPlan
 from nostall.store.folder import home
 from nostall.store.result_files import write_result_file
@@ -122,14 +121,14 @@ def find_plan(key: PlanKey, folder: Path | None = None) -> AttentionPlan | None:
 
 
 def plan_in_force(
-    shape: AttentionShape, dtype: str, batch: BatchKind, gpu: str, has_tall: bool
+    shape: AttentionShape, dtype: str, batch: BatchKind, gpu: str, has_gluon: bool
 ) -> AttentionPlan:
     """The plan that a program on a GPU uses for a kind of batch: the stored winner, or the rule's.
 
     Errors are those of :func:`find_plan`.
     """
     key = PlanKey.of(shape, dtype, batch.kind(shape.group), gpu)
-    return find_plan(key) or plan_for(shape, batch, has_tall=has_tall)
+    return find_plan(key) or plan_for(shape, batch, has_gluon=has_gluon)
 
 
 def record_of(
@@ -144,7 +143,7 @@ def record_of(
     ratio, low, high = ratios
     return PlanRecord(
         key=key,
-        plan=json.loads(json.dumps(asdict(plan))),
+        plan=json.loads(json.dumps(plan_fields(plan))),
         batch=batch,
         ratio=ratio,
         low=low,

@@ -100,8 +100,8 @@ def main(folder: str) -> dict[str, Any]:
         "faster": outcome(FixedTimes(0.5), feed_forward, FEED_FORWARD),
         "stored": outcome(FixedTimes(2.0), feed_forward, FEED_FORWARD),
         "slower": slower,
-        "in front": outcome(TimesInTurn(0.9, 0.5, 0.8), gated_residual, gated_shapes(32)),
-        "behind": outcome(TimesInTurn(0.5, 0.8, 0.9), gated_residual, gated_shapes(48)),
+        "prologue": outcome(TimesInTurn(0.9, 0.5, 0.8), gated_residual, gated_shapes(32)),
+        "epilogue": outcome(TimesInTurn(0.5, 0.8, 0.9), gated_residual, gated_shapes(48)),
     }
 
 

@@ -29,14 +29,14 @@ def test_a_faster_kernel_replaces_the_product(outcomes: dict[str, Any]) -> None:
 
 
 def test_of_several_kernels_of_a_product_the_fastest_replaces_it(outcomes: dict[str, Any]) -> None:
-    for name, in_front in (("in front", True), ("behind", False)):
+    for name, has_prologue in (("prologue", True), ("epilogue", False)):
         lines = outcomes[name]["lines"]
-        assert len(lines) == 3, "readers, operators in front, and both"
+        assert len(lines) == 3, "readers, prologue, and both"
         faster = [line for line in lines if "one kernel" in line]
         surpassed = [line for line in faster if "another kernel of this product" in line]
         assert len(surpassed) == len(faster) - 1
         (chosen,) = outcomes[name]["prologues"]
-        assert chosen is in_front
+        assert chosen is has_prologue
 
 
 def test_slower_kernels_leave_products_to_cublas(outcomes: dict[str, Any]) -> None:

@@ -141,7 +141,7 @@ def test_a_left_operand_that_the_kernel_computes_is_not_written() -> None:
 
 
 def test_a_norm_whose_scale_is_applied_in_the_kernel_keeps_its_reduction() -> None:
-    """The cast in front of both is computed twice, so no path leaves the kernel and returns."""
+    """The cast that both read is computed twice, so no path leaves the kernel and returns."""
 
     def program(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
         return hand_written_norm(x, scale) @ weight

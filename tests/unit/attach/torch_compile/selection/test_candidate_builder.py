@@ -20,8 +20,8 @@ torch = pytest.importorskip("torch")
 from torch.fx import Graph as FxGraph  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
 
-from nostall.attach.torch_compile.measure.product_competition import (  # noqa: E402
-    Displacement,
+from nostall.attach.torch_compile.measure.product_replacement import (  # noqa: E402
+    Replacement,
 )
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
@@ -296,7 +296,7 @@ def test_a_worker_compiles_each_candidate_before_this_process_does(
 
 
 @pytest.mark.parametrize(("is_leader", "fails"), [(True, False), (True, True), (False, False)])
-def test_kernels_that_a_product_displaces_are_not_inserted(
+def test_kernels_that_a_product_replaces_are_not_inserted(
     monkeypatch: pytest.MonkeyPatch, is_leader: bool, fails: bool
 ) -> None:
     """Products are then chosen once more, because some have other readers.
@@ -310,18 +310,18 @@ def test_kernels_that_a_product_displaces_are_not_inserted(
         asked.append((kernel_filter.kept_in_inductor, dict(known)))
         return {} if fails and known else {"product": region("product"), **known}
 
-    def displace(
+    def replace_stitched(
         products: Any, measured: Any, compiler: Any, kernel_filter: Any, chosen: Any
     ) -> Any:
         assert measured == "records" and chosen == {"product": region("product")}
-        return Displacement({"norm"}, moved)
+        return Replacement({"norm"}, moved)
 
     regions, products = source_of_regions(()), source_of_products({})
     products.comparisons.chosen = choose
     regions.clock, regions.comparisons = None, SimpleNamespace(records="records")
     regions._kept_in_inductor = lambda: frozenset({"slow"})
     regions._records = lambda: {"stitched": region("norm")}
-    monkeypatch.setattr(sources, "displace_kernels", displace)
+    monkeypatch.setattr(sources, "replace_kernels", replace_stitched)
     sync = SimpleNamespace(current=lambda: SimpleNamespace(is_leader=is_leader))
     monkeypatch.setattr(sources, "RankSync", sync)
     builder: Any = SimpleNamespace(sources=(regions, products))

@@ -65,7 +65,7 @@ PLANS: dict[str, tuple[Graph, KernelPlan]] = {
         KernelPlan("column", 1, (512, 256), 8, 16),
     ),
     "dots": (attention_backward((8, 4, 24, 32), "bfloat16"), KernelPlan("matrix", 1, (1024,), 4)),
-    "by turns": (pooling((64, 100, 64), "float16"), KernelPlan("turned", 1, (512,), 1)),
+    "sequence": (pooling((64, 100, 64), "float16"), KernelPlan("turned", 1, (512,), 1)),
 }
 
 

@@ -54,8 +54,8 @@ def operator_graphs(draw: st.DrawFn, most: int = 9) -> Graph:
         elif kind == "column":
             others.append(build("amax", one, dims=(0,), keepdim=True))
         elif kind == "turn":
-            turned = build("permute", one, dims=(1, 0))
-            full.append(build("copy", build("view", turned, shape=(rows, columns))))
+            transposed = build("permute", one, dims=(1, 0))
+            full.append(build("copy", build("view", transposed, shape=(rows, columns))))
         else:
             full.append(build.opaque("matmul", one, shape=(rows, columns), dtype="float32"))
     return build.graph(full[-1], others[-1])

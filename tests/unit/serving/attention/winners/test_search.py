@@ -11,7 +11,7 @@ from nostall.core.search import Budget
 from nostall.gpu.clock import Run, Samples
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.rules import PLANS, TALL_PLANS
+from nostall.serving.attention.rules import GLUON_PLANS, PLANS
 from nostall.serving.attention.winners.on_gpu import rule_space, search_plan
 from nostall.testing.space import check_space
 
@@ -69,7 +69,7 @@ def test_plans_that_fail_are_never_winners() -> None:
     assert found.plan is None
 
 
-@pytest.mark.parametrize("rule", [*PLANS.values(), *TALL_PLANS.values()])
+@pytest.mark.parametrize("rule", [*PLANS.values(), *GLUON_PLANS.values()])
 def test_the_search_starts_at_the_plan_of_the_rule(rule: AttentionPlan) -> None:
     """If the rule's plan is the fastest, the search ends with it."""
 

@@ -1,4 +1,4 @@
-"""The warps of a tall program that compute: a warpgroup has 64 rows of a tile (Gluon).
+"""The warps of the Gluon kernel that compute: a warpgroup has 64 rows of a tile.
 
 Both products of an iteration are asynchronous: the scores of key tile j + 1 and the sum of weights
 j and values j. The softmax of one warpgroup runs during the products of the other one

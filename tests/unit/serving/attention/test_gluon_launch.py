@@ -8,9 +8,9 @@ from torch import Tensor
 
 from nostall.core.errors import BadInput
 from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
+from nostall.serving.attention.gluon_launch import check_gluon, has_gluon_kernel, supports_gluon
 from nostall.serving.attention.launch import PagedCache
-from nostall.serving.attention.rules import PLANS, TALL, TALL_PLANS, BatchKind, plan_for
-from nostall.serving.attention.tall_launch import check_tall, has_tall_kernel, supports_tall
+from nostall.serving.attention.rules import GLUON, GLUON_PLANS, PLANS, BatchKind, plan_for
 
 SHAPE = AttentionShape()
 
@@ -36,28 +36,28 @@ def tensors(dtype: torch.dtype = torch.bfloat16, pad: int = 0) -> tuple[Tensor, 
 )
 def test_shapes(shape: AttentionShape, is_supported: bool) -> None:
     query, cache = tensors()
-    assert supports_tall(shape) == is_supported
+    assert supports_gluon(shape) == is_supported
     if is_supported:
-        check_tall(shape, query, cache, query)
+        check_gluon(shape, query, cache, query)
     else:
         with pytest.raises(BadInput, match="take a plan in Triton"):
-            check_tall(shape, query, cache, query)
+            check_gluon(shape, query, cache, query)
 
 
 def test_a_cache_of_another_dtype_is_refused() -> None:
     query, cache = tensors(torch.float8_e4m3fn)
     with pytest.raises(BadInput, match="float8_e4m3fn"):
-        check_tall(SHAPE, query, cache, query)
+        check_gluon(SHAPE, query, cache, query)
 
 
 def test_strides_that_do_not_hold_whole_copies_are_refused() -> None:
     query, cache = tensors(pad=4)
     with pytest.raises(BadInput, match="multiples of 8"):
-        check_tall(SHAPE, query, cache, query)
+        check_gluon(SHAPE, query, cache, query)
 
 
 def test_the_cpu_does_not_run_it() -> None:
-    assert not has_tall_kernel(torch.device("cpu"))
+    assert not has_gluon_kernel(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_the_cpu_does_not_run_it() -> None:
         {"tiles": (TileConfig(16, 64), TileConfig(128, 64))},
         {"tiles": (TileConfig(128, 32),)},
         {"schedule": "ranges"},
-        {"front": 0.5},
+        {"front_share": 0.5},
     ],
 )
 def test_configurations_that_it_cannot_run(changes: dict[str, object]) -> None:
-    settings = {"tiles": TALL.tiles, "front": 1.0, "language": "gluon"}
+    settings = {"tiles": GLUON.tiles, "front_share": 1.0, "language": "gluon"}
     KernelConfig(**settings)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="Gluon"):
         KernelConfig(**(settings | changes))  # type: ignore[arg-type]
@@ -81,8 +81,8 @@ def test_configurations_that_it_cannot_run(changes: dict[str, object]) -> None:
 def test_rules_take_it_where_it_runs(batch: BatchKind) -> None:
     kind = batch.kind(SHAPE.group)
     assert plan_for(SHAPE, batch) == PLANS[kind]
-    assert plan_for(SHAPE, batch, has_tall=True) == TALL_PLANS.get(kind, PLANS[kind])
+    assert plan_for(SHAPE, batch, has_gluon=True) == GLUON_PLANS.get(kind, PLANS[kind])
     windowed = AttentionShape(window=64)
-    assert plan_for(windowed, batch, has_tall=True) == PLANS[kind]
-    unit = plan_for(SHAPE, batch, has_fixed_grid=False, has_tall=True)
+    assert plan_for(windowed, batch, has_gluon=True) == PLANS[kind]
+    unit = plan_for(SHAPE, batch, has_fixed_grid=False, has_gluon=True)
     assert unit.kernel.schedule == "unit"

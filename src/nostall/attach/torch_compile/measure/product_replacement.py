@@ -42,7 +42,7 @@ Measured = Mapping[frozenset[str], KernelComparisonRecord]
 
 
 @dataclass
-class Displacement:
+class Replacement:
     """Product kernels that take the place of stitched kernels."""
 
     kernels: set[str] = field(default_factory=set)
@@ -51,38 +51,38 @@ class Displacement:
     """The product kernels, by the key of their graph."""
 
 
-def displace_kernels(
+def replace_kernels(
     products: ProductComparisons,
     stitched: Measured,
     compiler: GraphCompiler,
     kernel_filter: KernelFilter,
     chosen: Mapping[str, RegionRecord],
-) -> Displacement:
+) -> Replacement:
     """Measure the products whose readers stitched kernels compute, and choose by the time saved.
 
-    ``chosen``: product kernels that are chosen behind the stitched kernels of ``kernel_filter``,
+    ``chosen``: product kernels that are chosen after the stitched kernels of ``kernel_filter``,
     which has no product kernels itself.
     Stitched kernels without a measurement keep their operators.
     """
-    displacement = Displacement()
+    replacement = Replacement()
     if not (products.is_enabled and products.graphs and stitched):
-        return displacement
+        return replacement
     with products.measuring():
         counts = Counter[str]()
-        contested = list(_contested(products.graphs, kernel_filter, counts))
-        if contested:
+        candidates = list(_with_stitched_readers(products.graphs, kernel_filter, counts))
+        if candidates:
             current = [
                 each
                 for each in products.occurrences(kernel_filter)
                 if region_key(each.found.kernel.graph) in chosen
             ]
-            contest = _Contest(products, compiler, stitched, counts, current)
-            for same in by_bytes(contested):
-                contest.decide(same, displacement)
-    return displacement
+            comparison = _SavingsComparison(products, compiler, stitched, counts, current)
+            for same in by_bytes(candidates):
+                comparison.decide(same, replacement)
+    return replacement
 
 
-class _Contest:
+class _SavingsComparison:
     """Compares what kernels save, in seconds of the whole graph."""
 
     def __init__(
@@ -98,12 +98,12 @@ class _Contest:
         self._stitched, self._counts, self._current = stitched, counts, current
         self._taken: set[tuple[int, str]] = set()
 
-    def decide(self, same: Sequence[Occurrence], displacement: Displacement) -> None:
+    def decide(self, same: Sequence[Occurrence], replacement: Replacement) -> None:
         """Measure a product that occurs at some places, and add it if it saves more there."""
         same = [each for each in same if not each.places & self._taken]
         if not same:
             return  # a pair with this product is one kernel
-        keys = frozenset[str]().union(*(each.contested for each in same))
+        keys = frozenset[str]().union(*(each.reader_kernels for each in same))
         lost = {group for group in self._stitched if group & keys}
         if not keys <= frozenset[str]().union(*lost):
             return  # a stitched kernel was not measured
@@ -113,25 +113,25 @@ class _Contest:
             return
         places = frozenset[tuple[int, str]]().union(*(each.places for each in same))
         gain = len(same) * seconds_saved(record, record.comparison.low)
-        loss = self._stitched_seconds(lost, displacement) + self._product_seconds(places)
+        loss = self._stitched_seconds(lost, replacement) + self._product_seconds(places)
         wins = gain > loss
         self._products.outcomes[key] += (
             f"; with all kernels: saves {1e6 * gain:.1f} us, the kernels that it would replace "
             f"{1e6 * loss:.1f} us, so {'it replaces them' if wins else 'they stay'}"
         )
         if wins:
-            # First what may fail: a kernel is displaced only if another one is there.
+            # First what may fail: a kernel is replaced only if another one is there.
             region = region_key(case.found.kernel.graph)
-            displacement.regions[region] = measured_region(case, record)
+            replacement.regions[region] = measured_region(case, record)
             self._products.records[region] = record
-            displacement.kernels |= keys.union(*lost)
+            replacement.kernels |= keys.union(*lost)
             self._taken |= places
 
-    def _stitched_seconds(self, groups: set[frozenset[str]], displacement: Displacement) -> float:
-        """What stitched kernels save that are not displaced yet."""
+    def _stitched_seconds(self, groups: set[frozenset[str]], replacement: Replacement) -> float:
+        """What stitched kernels save that are not replaced yet."""
         seconds = 0.0
         for group in groups:
-            if not group <= displacement.kernels:
+            if not group <= replacement.kernels:
                 record = self._stitched[group]
                 most = max(self._counts[key] for key in group)
                 seconds += most * max(0.0, seconds_saved(record, record.comparison.high))
@@ -147,7 +147,7 @@ class _Contest:
         return sum(seconds_saved(record, record.comparison.high) for record in records)
 
 
-def _contested(
+def _with_stitched_readers(
     graphs: Sequence[GraphModule], kernel_filter: KernelFilter, counts: Counter[str]
 ) -> Iterator[Occurrence]:
     """The products of which stitched kernels compute readers; counts these kernels' matches."""
@@ -160,7 +160,7 @@ def _contested(
         counts.update(match.key for match in matches)
         for found in find_products(captured, seed_pairs(captured)).found:
             if found.kernel.prologue:
-                continue  # the same product without operators in front has these readers, too
+                continue  # the same product without a prologue has these readers, too
             keys = frozenset(m.key for m in matches if _computes_reader(captured, m, found))
             if keys:
                 yield Occurrence(found, captured, module, number, keys)

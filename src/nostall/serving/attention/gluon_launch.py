@@ -1,4 +1,4 @@
-"""Launches of the Gluon kernel for tall tiles, and the conditions under which it runs."""
+"""Launches of the Gluon kernel for tiles of 128 rows, and the conditions under which it runs."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ CHECKED_TRITON = ("3.6",)
 """Versions of Triton whose code of this kernel's variants ran on a GPU; Gluon is experimental."""
 
 
-def supports_tall(shape: AttentionShape) -> bool:
+def supports_gluon(shape: AttentionShape) -> bool:
     """Whether the Gluon kernel computes this shape: plain causal attention, heads of 64 or 128."""
     plain = shape.window == 0 and shape.soft_cap == 0
     plain = plain and not shape.has_trees and not shape.has_prefixes
     return plain and shape.head_dim in (64, 128)
 
 
-def has_tall_kernel(device: torch.device) -> bool:
+def has_gluon_kernel(device: torch.device) -> bool:
     """Whether a device and the installed Triton can run the Gluon kernel."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != CAPABILITY:
         return False
     return ".".join(triton.__version__.split(".")[:2]) in CHECKED_TRITON
 
 
-def launch_tall(
+def launch_gluon(
     shape: AttentionShape,
     config: KernelConfig,
     programs: int,
@@ -49,8 +49,8 @@ def launch_tall(
     buffers: AttentionBuffers,
 ) -> None:
     """Launch the Gluon kernel. Raises :class:`BadInput` if it does not support the inputs."""
-    check_tall(shape, query, cache, out)
-    from nostall.serving.attention.tall_kernel import tall_attention
+    check_gluon(shape, query, cache, out)
+    from nostall.serving.attention.gluon_kernel import tall_attention
 
     tables, (tile,) = buffers.tables, config.tiles
     tall_attention[(programs,)](
@@ -65,9 +65,9 @@ def launch_tall(
     )  # fmt: skip
 
 
-def check_tall(shape: AttentionShape, query: Tensor, cache: PagedCache, out: Tensor) -> None:
+def check_gluon(shape: AttentionShape, query: Tensor, cache: PagedCache, out: Tensor) -> None:
     """Raise :class:`BadInput` if the Gluon kernel does not support a shape or tensors."""
-    if not supports_tall(shape):
+    if not supports_gluon(shape):
         raise BadInput(
             f"the Gluon kernel got head dimension {shape.head_dim}, window {shape.window}, soft "
             f"cap {shape.soft_cap}, trees {shape.has_trees} and shared prefixes "

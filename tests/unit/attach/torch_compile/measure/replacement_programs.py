@@ -1,6 +1,6 @@
 """A product and a stitched kernel for its reader in Triton's interpreter, with given times.
 
-``python -m tests.unit.attach.torch_compile.measure.competition_programs FOLDER`` prints as JSON
+``python -m tests.unit.attach.torch_compile.measure.replacement_programs FOLDER`` prints as JSON
 what is chosen, by case.
 """
 
@@ -18,7 +18,7 @@ from torch.nn import functional
 from nostall.attach.torch_compile.measure.baselines import copy_graph
 from nostall.attach.torch_compile.measure.kernel_comparison import KernelComparisons
 from nostall.attach.torch_compile.measure.product_comparison import ProductComparisons
-from nostall.attach.torch_compile.measure.product_competition import displace_kernels
+from nostall.attach.torch_compile.measure.product_replacement import replace_kernels
 from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.rewrite.compilers import EagerCompiler
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
@@ -52,7 +52,7 @@ def outcome(
     kept = stitched.kept_in_inductor(compiler, 1000.0) if is_measured else frozenset()
     kernel_filter = KernelFilter(kept_in_inductor=kept)
     chosen = products.chosen(compiler, kernel_filter)
-    found = displace_kernels(products, stitched.records, compiler, kernel_filter, chosen)
+    found = replace_kernels(products, stitched.records, compiler, kernel_filter, chosen)
     kernel_filter = KernelFilter(kept_in_inductor=kept | found.kernels)
     regions = products.chosen(compiler, kernel_filter, found.regions)
     changed, result = copy_graph(graph), RewriteResult()
@@ -64,7 +64,7 @@ def outcome(
     pairs = zip(graph(*arguments), changed(*arguments), strict=True)
     return {
         "before": len(chosen),
-        "displaced": len(found.kernels),
+        "replaced": len(found.kernels),
         "products": len(regions),
         "kernels": len(result.kernels),
         "sums": sum("aten.sum" in str(node.target) for node in changed.graph.nodes),

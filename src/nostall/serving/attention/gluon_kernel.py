@@ -1,8 +1,8 @@
-"""Meta-attention of tall tiles for Hopper: a persistent kernel of specialised warps (Gluon).
+"""Meta-attention in tiles of 128 rows for Hopper: specialised warps, persistent (Gluon).
 
-A program has three warpgroups: one copies (:mod:`nostall.serving.attention.tall_copy`), two compute
-64 rows each (:mod:`nostall.serving.attention.tall_compute`). Tables, layouts and partial results
-are those of :mod:`nostall.serving.attention.kernel`.
+A program has three warpgroups: one copies (:mod:`nostall.serving.attention.gluon_copy`), two
+compute 64 rows each (:mod:`nostall.serving.attention.gluon_compute`). Tables, layouts and partial
+results are those of :mod:`nostall.serving.attention.kernel`.
 """
 # ruff: noqa: N803, N806 (Triton's constants are upper case)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -13,8 +13,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from nostall.serving.attention.tall_compute import consume
-from nostall.serving.attention.tall_copy import produce
+from nostall.serving.attention.gluon_compute import consume
+from nostall.serving.attention.gluon_copy import produce
 
 
 @gluon.jit

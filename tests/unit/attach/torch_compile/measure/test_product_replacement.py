@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from nostall.attach.torch_compile.measure import product_competition
+from nostall.attach.torch_compile.measure import product_replacement
 from nostall.attach.torch_compile.measure.product_comparison import NotComparable
-from nostall.attach.torch_compile.measure.product_competition import Displacement, _Contest
+from nostall.attach.torch_compile.measure.product_replacement import Replacement, _SavingsComparison
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord, RegionRecord
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 
@@ -39,11 +39,11 @@ SMALL_PRODUCT = record(5.0, 3.5)
 
 @pytest.fixture(autouse=True)
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_competition, "region_key", lambda graph: graph)
-    monkeypatch.setattr(product_competition, "measured_region", lambda case, record: REGION)
+    monkeypatch.setattr(product_replacement, "region_key", lambda graph: graph)
+    monkeypatch.setattr(product_replacement, "measured_region", lambda case, record: REGION)
 
 
-def product(place: int, *contested: str, kernel: str = "large") -> Any:
+def product(place: int, *reader_kernels: str, kernel: str = "large") -> Any:
     """A product at one place of a graph."""
     found = SimpleNamespace(kernel=SimpleNamespace(graph=kernel))
     case = SimpleNamespace(found=found)
@@ -51,7 +51,7 @@ def product(place: int, *contested: str, kernel: str = "large") -> Any:
         found=found,
         case=case,
         places=frozenset({(0, f"mm_{place}")}),
-        contested=frozenset(contested),
+        reader_kernels=frozenset(reader_kernels),
     )
 
 
@@ -61,16 +61,16 @@ def decided(
     stitched: dict[frozenset[str], KernelComparisonRecord],
     counts: dict[str, int],
     current: Any = (),
-) -> tuple[Displacement, list[str]]:
+) -> tuple[Replacement, list[str]]:
     outcomes = {"key": "measured"}
     products = SimpleNamespace(
         measured=lambda case, compiler, note: ("key", measured),
         outcomes=outcomes,
         records={"small": SMALL_PRODUCT},
     )
-    found = Displacement()
-    contest = _Contest(products, None, stitched, counts, current)  # type: ignore[arg-type]
-    contest.decide(same, found)
+    found = Replacement()
+    comparison = _SavingsComparison(products, None, stitched, counts, current)  # type: ignore[arg-type]
+    comparison.decide(same, found)
     return found, [*outcomes.values()]
 
 
@@ -94,7 +94,7 @@ def test_the_larger_saving_wins(stitched_s: float, wins: bool) -> None:
 
 @pytest.mark.parametrize(("products", "kernels", "wins"), [(3, 3, True), (1, 3, False)])
 def test_all_occurrences_count(products: int, kernels: int, wins: bool) -> None:
-    """A displaced kernel is lost in all layers, and each layer with the product gains."""
+    """A replaced kernel is lost in all layers, and each layer with the product gains."""
     same = [product(place, "norm") for place in range(products)]
     found, _ = decided(record(6.0, 4.0), same, ONE, {"norm": kernels})
     assert bool(found.kernels) == wins
@@ -115,7 +115,7 @@ def test_kernels_that_were_measured_together_are_lost_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "contested"),
+    ("measured", "reader_kernels"),
     [
         (record(6.0, 4.0), "unmeasured"),
         (None, "norm"),
@@ -124,35 +124,35 @@ def test_kernels_that_were_measured_together_are_lost_together() -> None:
     ids=["a kernel without a measurement", "no time", "no gain"],
 )
 def test_without_a_proven_gain_stitched_kernels_stay(
-    measured: KernelComparisonRecord | None, contested: str
+    measured: KernelComparisonRecord | None, reader_kernels: str
 ) -> None:
     stitched = {frozenset({"norm"}): record(5.0, 5.0)}
-    found, lines = decided(measured, [product(0, contested)], stitched, {contested: 1})
-    assert found == Displacement()
+    found, lines = decided(measured, [product(0, reader_kernels)], stitched, {reader_kernels: 1})
+    assert found == Replacement()
     assert lines == ["measured"]
 
 
-def test_no_kernel_is_displaced_by_a_product_without_a_kernel(
+def test_no_kernel_is_replaced_by_a_product_without_a_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(case: Any, record: Any) -> RegionRecord:
         raise NotComparable("the measured kernel is not generated any more")
 
-    monkeypatch.setattr(product_competition, "measured_region", fail)
-    found = Displacement()
+    monkeypatch.setattr(product_replacement, "measured_region", fail)
+    found = Replacement()
     products = SimpleNamespace(
         measured=lambda case, compiler, note: ("key", record(6.0, 4.0)), outcomes={"key": ""}
     )
-    contest = _Contest(products, None, ONE, {"norm": 1}, ())  # type: ignore[arg-type]
+    comparison = _SavingsComparison(products, None, ONE, {"norm": 1}, ())  # type: ignore[arg-type]
     with pytest.raises(NotComparable):
-        contest.decide([product(0, "norm")], found)
-    assert found == Displacement()
+        comparison.decide([product(0, "norm")], found)
+    assert found == Replacement()
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder: Path = tmp_path_factory.mktemp("stores")
-    module = "tests.unit.attach.torch_compile.measure.competition_programs"
+    module = "tests.unit.attach.torch_compile.measure.replacement_programs"
     found: dict[str, Any] = run_interpreted(module, folder)
     return found
 
@@ -164,7 +164,7 @@ def test_a_product_takes_its_reader_from_the_kernel_of_the_bias_gradient(
 ) -> None:
     found = outcomes[case]
     assert found["before"] == 0, "the stitched kernel computes the only reader"
-    assert (found["displaced"], found["products"], found["kernels"]) == (1, 1, 1)
+    assert (found["replaced"], found["products"], found["kernels"]) == (1, 1, 1)
     assert found["sums"] == 1, "the sum stays with Inductor"
     assert "for its stitched readers: one kernel" in found["lines"][0]
     assert found["asked"] == 2, "one measurement of all tiles, one comparison"
@@ -174,7 +174,7 @@ def test_a_product_takes_its_reader_from_the_kernel_of_the_bias_gradient(
 @pytest.mark.parametrize("case", ["kernel", "unmeasured", "late"])
 def test_the_stitched_kernel_stays(outcomes: dict[str, Any], case: str) -> None:
     found = outcomes[case]
-    assert (found["displaced"], found["products"], found["kernels"]) == (0, 0, 1)
+    assert (found["replaced"], found["products"], found["kernels"]) == (0, 0, 1)
     assert found["sums"] == 0
     assert (found["asked"] > 0) == (case == "kernel")
 

@@ -1,4 +1,4 @@
-"""The warps of a tall program that take units and copy query rows, keys and values (Gluon).
+"""The warps of the Gluon kernel that take units and copy query rows, keys and values.
 
 Copies are ``cp.async`` instructions that gather by the page table; each buffer has a barrier that
 says *full* and one that says *empty*.
