@@ -449,11 +449,20 @@ class Session:
 
 
 class Applied(Session):
-    """Makes the changes of a bundle once all optimisers have stepped; measures nothing."""
+    """Makes the changes of a bundle once all optimisers have stepped; measures nothing.
+
+    Steps that are found otherwise than those of the bundle, such as the calls of an evaluation
+    before a training, are no steps.
+    """
 
     is_done = False
+    other_step = ""
+    """What a step was that the bundle was not measured on."""
 
     def _border(self) -> None:
+        if self.borders.found != self.settings.get("step_is", ""):
+            self.other_step = self.borders.found or "a step of the optimisers"
+            return
         if self.borders.changes != self._closing_changes:
             self._closing_changes = self.borders.changes
             return
@@ -482,7 +491,11 @@ class Applied(Session):
     def at_exit(self) -> None:
         """Say that nothing was changed, in the program itself and not in its workers."""
         if not self.is_done and "torch" in sys.modules and parent_process() is None:
-            print("nostall: the bundle is not applied: no step has ended", file=sys.stderr)
+            reason = "no step has ended"
+            if self.other_step:
+                wanted = self.settings.get("step_is") or "steps of the optimisers"
+                reason = f"a step is {self.other_step}, and it was measured on {wanted}"
+            print(f"nostall: the bundle is not applied: {reason}", file=sys.stderr)
 
     def refusal(self) -> str:
         """Why the bundle does not fit PyTorch or the driver; empty if it does."""

@@ -36,6 +36,8 @@ DOUBT_SECONDS = 60.0
 """After that time without a period, and many calls, none is looked for."""
 PROFILER_PATIENCE = 16
 """Steps of a profiler before an optimiser that does not step is no longer waited for."""
+PROFILER_STEP = "one step of torch.profiler"
+"""What a step is where a profiler ends it; it is empty where an optimiser does."""
 PROFILER = -1
 """The profiler among the numbers of optimisers."""
 GENERATED = 12
@@ -67,7 +69,7 @@ class Sources:
             self.kind != "profiler" and self._profiled <= PROFILER_PATIENCE and _has_optimizer()
         ):
             return
-        self._take("profiler", "one step of torch.profiler")
+        self._take("profiler", PROFILER_STEP)
         self.session.borders.note(PROFILER)
         self.session.segments.watch_backward()
         self.session.on_border()
