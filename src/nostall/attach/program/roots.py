@@ -52,6 +52,10 @@ def _is_compiled(module: Any) -> bool:
     return call is not None and type(call) is not Switch
 
 
+class RefusedOutput(TypeError):
+    """A version has an output that cannot be handed to the program."""
+
+
 class Switch:
     """Replaces the call of a module: records the shapes and runs the chosen version.
 
@@ -105,7 +109,22 @@ class Switch:
         """Take the switch out; the version that runs stays."""
         self.root.__dict__.pop("_compiled_call_impl", None)
         if self.target is not None:
-            object.__setattr__(self.root, "_compiled_call_impl", self.target)
+            object.__setattr__(self.root, "_compiled_call_impl", _settled(self.root, self.target))
+
+
+def _settled(root: Any, target: Callable[..., Any]) -> Callable[..., Any]:
+    """``target``, or the original of ``root`` from the first refused output on."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return target(*args, **kwargs)
+        except RefusedOutput as error:
+            reason = f"{type(root).__name__} runs as it was: {error}"
+        root.__dict__.pop("_compiled_call_impl", None)
+        print(f"nostall: {reason}", file=sys.stderr)
+        return root._call_impl(*args, **kwargs)
+
+    return call
 
 
 def shapes(value: Any, depth: int = 0) -> Any:

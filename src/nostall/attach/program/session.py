@@ -17,6 +17,7 @@ from nostall.attach.program.blocks import Schedule, Step, Warming
 from nostall.attach.program.borders import Borders
 from nostall.attach.program.changes import (
     Change,
+    OptimizerFlag,
     can_set,
     compiled_graphs,
     has_images,
@@ -469,12 +470,14 @@ class Applied(Session):
         self.steps, self._ended, self.is_done = 1, True, True
         self.segments.remove()
         self._install_switches()
-        changes = list(self.settings["changes"])
-        if self.switch_obstacle and any(c["kind"] == "compile" for c in changes):
-            print(f"nostall: not compiled: {self.switch_obstacle}", file=sys.stderr)
-            changes = [c for c in changes if c["kind"] != "compile"]
-        self._make({"changes": changes})
-        names = [change["name"] for change in changes]
+        self._make({"changes": self.settings["changes"]})
+        for name, reason in [(n, self._missing(c)) for n, c in self.changes.items()]:
+            if reason:
+                del self.changes[name]
+                print(f"nostall: not applied: {name}: {reason}; run `nostall optimize` again",
+                      file=sys.stderr)  # fmt: skip
+        changes = [c for c in self.settings["changes"] if c["name"] in self.changes]
+        names = list(self.changes)
         self._apply(names)
         self._release()
         if names and _rank()[0] == 0:
@@ -483,6 +486,13 @@ class Applied(Session):
                 for c in changes
             ]
             print(f"nostall: applied {', '.join(shown)}", file=sys.stderr)
+
+    def _missing(self, change: Change) -> str:
+        """Why a change would change nothing here; empty if it would."""
+        reason = change.missing()
+        if reason and not self.switches and not isinstance(change, OptimizerFlag):
+            return self.switch_obstacle or reason
+        return reason
 
     def _give_up(self, reason: str) -> None:
         self._ended = True

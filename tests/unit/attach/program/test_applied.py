@@ -67,3 +67,22 @@ def test_a_bundle_of_calls_is_applied_at_such_calls(tmp_path: Path) -> None:
     program = EVALUATED_FIRST + "print('compiled:', m._compiled_call_impl is not None)"
     ended = run(tmp_path, program, change, step_is="each call of Linear")
     assert "compiled: True" in ended.stdout and "applied inductor" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "reason"),
+    [
+        (FUSED, "opt = torch.optim.AdamW(m.parameters(), foreach=True)", "takes fused=True"),
+        ({**FUSED, "kind": "compile", "value": "inductor"}, "m.compile(backend='eager')",
+         "runs under torch.compile already"),
+        ({**FUSED, "kind": "memory_format", "value": "channels_last"}, "",
+         "no module has convolutions of images"),
+    ],
+)  # fmt: skip
+def test_what_would_change_nothing_is_named(
+    change: dict[str, str], before: str, reason: str, tmp_path: Path
+) -> None:
+    trained = TRAINED if "opt =" not in before else TRAINED[TRAINED.index("for") :]
+    ended = run(tmp_path, f"{EVALUATED_FIRST}{before}\n{trained}", change)
+    assert "not applied: fused: " in ended.stderr and reason in ended.stderr
+    assert "run `nostall optimize` again" in ended.stderr and "applied fused" not in ended.stderr
