@@ -55,11 +55,15 @@ class Bundle(StrictModel):
     """The file that ``nostall optimize`` writes and ``nostall apply --bundle`` reads."""
 
     format: Literal["nostall program bundle"] = "nostall program bundle"
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
+    """Version 1 has no ``step_is``: its steps are those of optimisers."""
     command: tuple[str, ...]
     machine: Machine
     step: str | None = None
     """The function that ends a step; None: found as `nostall optimize` found it."""
+    step_is: str = ""
+    """What a step was while it was measured, in words; empty: a step of the optimisers, or a call
+    of ``step``.  In other steps nothing is changed."""
     changes: tuple[BundledChange, ...]
     ratio: float
     """Original / all changes together."""
@@ -78,6 +82,7 @@ def write_bundle(result: Result, path: Path) -> Path:
     null = result.together.comparison.null_low, result.together.comparison.null_high
     bundle = Bundle.model_validate({
         "command": tuple(result.command), "step": result.step, "changes": tuple(changes),
+        "step_is": result.facts.raw["step_is"] if result.facts else "",
         "machine": {**result.machine, "nostall": __version__},
         **_numbers(result.together), "null_interval": null,
     })  # fmt: skip
@@ -136,6 +141,7 @@ def bundle_environment(
         "folder": os.devnull,
         "director": 0,
         "step": bundle.step,
+        "step_is": bundle.step_is,
         "bundle": str(path),
         "machine": json.loads(machine.model_dump_json()),
         "changes": [c.model_dump(include=_GIVEN) for c in bundle.changes],

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nostall.core.errors import BadTrace
-from nostall.workload.timeline.analysis import Timeline, build_timelines
-from nostall.workload.timeline.intervals import Intervals
-from nostall.workload.timeline.steps import launch_rows, launch_times
-from nostall.workload.traces.kineto.reader import read_kineto
-from nostall.workload.traces.recording import Activities, Recording
-from nostall.workload.traces.work_kinds import WorkKind, work_kinds
+
+# Only a trace needs the readers of traces, which take time to load.
+if TYPE_CHECKING:
+    from nostall.workload.timeline.analysis import Timeline
+    from nostall.workload.traces.recording import Activities, Recording
 
 OPTIMIZER = "Optimizer.step#"
 """Beginning of the annotation that PyTorch sets around the step of an optimiser."""
@@ -58,12 +57,18 @@ def read_device_time(path: Path, unaligned: str = "") -> DeviceTime:
     ``unaligned`` names a product whose shape a compiler would pad.  Raises :class:`BadTrace` for a
     trace without GPU work.
     """
+    from nostall.workload.timeline.analysis import build_timelines
+    from nostall.workload.traces.kineto.reader import read_kineto
+
     timeline = max(build_timelines(read_kineto(path)), key=lambda t: t.span - t.idle)
     return device_time(timeline, unaligned)
 
 
 def device_time(timeline: Timeline, unaligned: str = "") -> DeviceTime:
     """The times of a step of one GPU.  Raises :class:`BadTrace` for a trace without steps."""
+    from nostall.workload.timeline.intervals import Intervals
+    from nostall.workload.traces.work_kinds import WorkKind, work_kinds
+
     recording = timeline.recording
     if not timeline.steps:
         raise BadTrace(f"{recording.path}: no step is recorded, so there is no time of a step")
@@ -97,6 +102,8 @@ def device_time(timeline: Timeline, unaligned: str = "") -> DeviceTime:
 
 def _in_optimizers(recording: Recording, activities: Activities) -> np.ndarray:
     """Which activities were launched in the step of an optimiser, by the same thread."""
+    from nostall.workload.timeline.steps import launch_rows, launch_times
+
     launches = launch_rows(recording, activities)
     called, _ = launch_times(recording, launches)
     threads = np.append(recording.calls.thread, -1)[launches]

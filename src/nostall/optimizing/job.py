@@ -137,19 +137,22 @@ def replay(recording: Recording, say: Say) -> Result:
             raise ValueError(f"unknown option {min(unknown)}")
         options = TypeAdapter(Options).validate_python(recording.options)
         result = Result(
-            known["command"], known["step"], command_files=known["command_files"],
+            known["command"], options.step, command_files=known["command_files"],
             files=known["files_written_while_watched"], exit_code=known["program_exit_code"],
         )  # fmt: skip
+        first, *others = map(Replayed, recording.starts)
         try:
-            _Job(Replayed(recording.starts[0]), options, say, result).run()
+            _Job(first, options, say, result).run()
         except TimeIsUp:
             result.limit = _limit(options)
             result.notes.append(_time_is_up(options))
         except (ProgramEnded, RecordingEnds):  # the recorded notes say why
             pass
         _settle(result)
-        for start in recording.starts[1:2] if result.kept else ():
-            _confirm(Replayed(start), options, say, result)
+        for start in others[:1] if result.kept else ():
+            _confirm(start, options, say, result)
+        for start in (first, *others):
+            start.check_end()
     except (
         ArithmeticError,
         AttributeError,

@@ -30,7 +30,9 @@ from nostall.optimizing.result import Result
 RECORDING_FILE = "recording.json.gz"
 MAX_BYTES = 1 << 28
 DERIVED = ("levels", "certificate_of_no_gain", "attempts", "kept", "together", "second_start")
-"""Keys of the result that follow from the recorded answers."""
+"""Keys of the result that follow from the recorded answers, compared first."""
+NOT_DERIVED = ("notes", "files_written_while_watched", "program_exit_code")
+"""Keys of the result that do not follow from the recorded answers."""
 
 
 class Entry(StrictModel):
@@ -133,6 +135,14 @@ class Replayed:
             raise ProgramEnded(entry.ended)
         return list(entry.answer)
 
+    def check_end(self) -> None:
+        """Raises :class:`BadInput` if answers are left to which the job has no question."""
+        if left := len(self.entries) - self.position:
+            raise BadInput(
+                f"--replay: the job asks nothing after entry {self.position} of the recording, and "
+                f"{left} more follow: the recording was changed, or made by another version"
+            )
+
     def _next(self, what: str, question: Any) -> Entry:
         if self.position == len(self.entries):
             raise RecordingEnds
@@ -187,15 +197,17 @@ def read_recording(path: Path) -> Recording:
 
 def check_same(recording: Recording, result: Result) -> None:
     """Raises :class:`BadInput` if a verdict of the recording does not follow from its answers."""
-    derived = _plain(result.as_json())
+    derived = {**_plain(result.as_json()), "nostall": recording.nostall}
     if new := [note for note in result.notes if note not in recording.result.get("notes", [])]:
         raise BadInput(
             f"--replay: the samples give the note {_short(new[0])}, which the recording lacks; it "
             "was changed: record the program again"
         )
-    for key in DERIVED:
-        if not _equal(recording.result.get(key), derived[key]):
-            place, recorded, found = _first_difference(key, recording.result.get(key), derived[key])
+    for key in dict.fromkeys([*DERIVED, *derived, *recording.result]):
+        if key not in NOT_DERIVED and not _equal(recording.result.get(key), derived.get(key)):
+            place, recorded, found = _first_difference(
+                key, recording.result.get(key), derived.get(key)
+            )
             raise BadInput(
                 f"--replay: {place} is {_short(recorded)} in the recording, and its samples give "
                 f"{_short(found)}: the recording was changed, or nostall {recording.nostall} "

@@ -206,6 +206,7 @@ def test_a_bundle_is_read_back_and_applied_here(tmp_path: Path) -> None:
     bundle = read_bundle(path)
     assert [change.value for change in bundle.changes] == ["fused"]
     settings = json.loads(bundle_environment(bundle, path, {"A": "b"}, None)[VARIABLE])
+    assert settings["step_is"] == "" and bundle.schema_version == 2
     assert settings["changes"] == [
         {
             "name": "fused optimiser",
@@ -214,6 +215,18 @@ def test_a_bundle_is_read_back_and_applied_here(tmp_path: Path) -> None:
             "result_class": "within rounding",
         }
     ]
+
+
+def test_a_bundle_tells_what_its_steps_are(tmp_path: Path) -> None:
+    found = result()
+    found.facts = facts(step_is="each call of GPT")
+    path = write_bundle(found, tmp_path / "bundle.json")
+    settings = json.loads(bundle_environment(read_bundle(path), path, {}, None)[VARIABLE])
+    assert settings["step_is"] == "each call of GPT"
+    document = json.loads(path.read_text())
+    del document["step_is"]
+    path.write_text(json.dumps({**document, "schema_version": 1}))
+    assert read_bundle(path).step_is == ""
 
 
 @pytest.mark.parametrize(
@@ -248,7 +261,7 @@ def test_a_gpu_bundle_is_refused_on_another_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("schema_version", 2, "schema_version is '2'; allowed are 1"),
+        ("schema_version", 3, "schema_version is '3'; allowed are 1, 2"),
         ("changes", [{"kind": "exec"}], "changes.0"),
         ("hook", "import os", "hook is an unknown key"),
         ("ratio", "fast", "ratio is 'fast'"),

@@ -106,6 +106,18 @@ def wider_bound(document: Any) -> None:
     document["starts"][0][0]["answer"]["parts"]["forward"] = [0.35] * 20
 
 
+def other_device(document: Any) -> None:
+    document["starts"][0][0]["answer"]["device"] = "CPU other"
+
+
+def other_step(document: Any) -> None:
+    document["result"]["step"] = "loop:step"
+
+
+def more_entries(document: Any) -> None:
+    document["starts"][0].append(document["starts"][0][-1])
+
+
 def other_note(document: Any) -> None:
     document["options"]["allow_numerics"] = True
     document["starts"][0][0]["answer"]["main_thread"] = False
@@ -120,6 +132,11 @@ def other_note(document: Any) -> None:
         (other_order, "the job asks"),
         (no_seconds, "is not one of a program"),
         (wider_bound, "levels.0"),
+        (other_device, "device is .* in the recording"),
+        (other_step, "step is .* in the recording"),
+        (lambda document: document["result"].update(more=1), "more is 1 in the recording"),
+        (lambda document: document["result"].update(nostall="0.0.1"), "nostall is"),
+        (more_entries, "and 1 more follow"),
         (other_note, "which the recording lacks"),
         (lambda document: document.update(schema_version=2), "schema_version"),
         (lambda document: document["options"].update(minutes="long"), "is not one of a program"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nostall.attach.program.numerics import MatmulPrecision
-from nostall.attach.program.roots import Switch
+from nostall.attach.program.roots import RefusedOutput, Switch
 from nostall.attach.program.shadow import Call, Finding, check_module, check_optimizer, map_tensors
 
 GRAPHS = "reduce-overhead"
@@ -35,6 +36,10 @@ class Compile:
             self.backend = "inductor"
         self._compiled: list[Any] | None = None
         self._reports = 0
+
+    def missing(self) -> str:
+        """Why nothing would be changed; empty if something would."""
+        return "" if self.switches else "no call of a module can be switched"
 
     def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
         worst = Finding("within rounding")  # equal bits in one step do not promise them in others
@@ -128,7 +133,7 @@ def _with_own_outputs(version: Any) -> Any:
     def refuse(value: Any) -> Any:
         if not callable(value) and getattr(value, "__dict__", None):
             kind = type(value).__name__
-            raise TypeError(f"an output is a {kind}, whose tensors the next replay overwrites")
+            raise RefusedOutput(f"an output is a {kind}, whose tensors the next replay overwrites")
         return value
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -143,6 +148,10 @@ class OptimizerFlag:
     def __init__(self, optimizers: Sequence[Any], flag: str) -> None:
         self.flag = flag
         self.optimizers = [o for o in optimizers if can_set(o, flag)]
+
+    def missing(self) -> str:
+        """Why nothing would be changed; empty if something would."""
+        return "" if self.optimizers else f"no optimiser takes {self.flag}=True"
 
     def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
         worst = Finding("within rounding" if self.flag == "fused" else "bit-equal")
@@ -195,8 +204,32 @@ class ChannelsLast:
         """Tensors, and the data that each of them does not use."""
         self._is_on = False
 
+    def missing(self) -> str:
+        """Why nothing would be changed, or something else with it; empty otherwise."""
+        if not self.switches:
+            return "no module has convolutions of images in PyTorch's first layout"
+        return self._alias()
+
+    def _alias(self) -> str:
+        """A tensor that a program may reach by other memory than its own; empty without one."""
+        owned = {id(t): t for s in self.switches for t in (*s.root.parameters(), *s.root.buffers())}
+        pointers = Counter(t.data_ptr() for t in owned.values())
+        tensors = self._tensors()
+        for tensor in [*tensors, *(t.grad for t in tensors if t.grad is not None)]:
+            kind = f"a tensor of shape {tuple(tensor.shape)}"
+            size = tensor.numel() * tensor.element_size()
+            if tensor._is_view() or tensor.untyped_storage().nbytes() != size:
+                return f"{kind} is part of other memory, which would keep the first layout"
+            if pointers[tensor.data_ptr()] > 1:
+                return f"{kind} has the memory of another one"
+            if not tensor.is_cuda and tensor.is_shared():  # of CUDA it is always true
+                return f"{kind} is in memory that processes share"
+        return ""
+
     def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
         worst = Finding("within rounding")
+        if reason := self._alias():
+            return worst._replace(refusal=reason)
         for switch in self.switches:
             name = type(switch.root).__name__
             if name == "DistributedDataParallel":
@@ -261,8 +294,8 @@ class ChannelsLast:
                 data = tensor.data
                 tensor.data = other.copy_(data)
                 self._stores[at] = tensor, data
-                if tensor.grad is not None:  # it is added to where the program keeps it
-                    tensor.grad = torch.empty_like(tensor).copy_(tensor.grad)
+                if (gradient := tensor.grad) is not None:  # the program may keep it, too
+                    gradient.data = torch.empty_like(tensor).copy_(gradient)
         self._is_on = not self._is_on
 
 
@@ -301,7 +334,8 @@ def can_set(optimizer: Any, flag: str) -> bool:
 
 
 Change = Compile | OptimizerFlag | ChannelsLast | MatmulPrecision
-"""Each has ``check``, which tries it on copies, ``on`` and ``off``, which can be repeated."""
+"""Each has ``check``, which tries it on copies, ``on`` and ``off``, which can be repeated, and
+``missing``, for programs that a bundle was not measured on."""
 
 
 def make_change(

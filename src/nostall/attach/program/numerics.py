@@ -26,9 +26,15 @@ class MatmulPrecision:
         self.value = value
         self._before: str | None = None
 
-    def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
+    def missing(self) -> str:
+        """Why nothing would be changed; empty if something would."""
         if matmul_precision() is None:
-            return Finding(CLASSES[3], "the program sets the precision of products by library")
+            return "the program sets the precision of products by library"
+        return ""
+
+    def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
+        if reason := self.missing():
+            return Finding(CLASSES[3], reason)
         return Finding(CLASSES[3], detail="results are not compared: the inputs are rounded")
 
     def is_settled(self) -> bool:

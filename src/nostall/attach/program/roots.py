@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MAX_DEPTH, MAX_ITEMS = 4, 64
@@ -50,6 +50,10 @@ def obstacle(root: Any) -> str | None:
 def _is_compiled(module: Any) -> bool:
     call = module._compiled_call_impl
     return call is not None and type(call) is not Switch
+
+
+class RefusedOutput(TypeError):
+    """A version has an output that cannot be handed to the program."""
 
 
 class Switch:
@@ -105,18 +109,45 @@ class Switch:
         """Take the switch out; the version that runs stays."""
         self.root.__dict__.pop("_compiled_call_impl", None)
         if self.target is not None:
-            object.__setattr__(self.root, "_compiled_call_impl", self.target)
+            object.__setattr__(self.root, "_compiled_call_impl", _settled(self.root, self.target))
+
+
+def _settled(root: Any, target: Callable[..., Any]) -> Callable[..., Any]:
+    """``target``, or the original of ``root`` from the first refused output on."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return target(*args, **kwargs)
+        except RefusedOutput as error:
+            reason = f"{type(root).__name__} runs as it was: {error}"
+        root.__dict__.pop("_compiled_call_impl", None)
+        print(f"nostall: {reason}", file=sys.stderr)
+        return root._call_impl(*args, **kwargs)
+
+    return call
 
 
 def shapes(value: Any, depth: int = 0) -> Any:
-    """Shapes and types of the tensors in nested arguments."""
+    """Shapes and types of the tensors in nested arguments; of what answers with errors, its type.
+
+    Objects that only look like tensors or mappings, and nested tensors, are such: a program must
+    not fail because its arguments are looked at.
+    """
     kind = type(value)
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return tuple(value.shape), str(value.dtype)
-    if depth < MAX_DEPTH:
-        if kind is dict or hasattr(value, "keys"):
-            items = list(value.items())[:MAX_ITEMS]
-            return tuple((str(key), shapes(item, depth + 1)) for key, item in items)
-        if kind in (list, tuple):
-            return tuple(shapes(item, depth + 1) for item in value[:MAX_ITEMS])
+    try:
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            return tuple(map(int, value.shape)), str(value.dtype)
+        if depth < MAX_DEPTH:
+            if isinstance(value, Mapping) or _answers_as_mapping(value):
+                items = list(value.items())[:MAX_ITEMS]
+                return tuple((str(key), shapes(item, depth + 1)) for key, item in items)
+            if kind in (list, tuple):
+                return tuple(shapes(item, depth + 1) for item in value[:MAX_ITEMS])
+    except Exception:  # any error of a user's class
+        return kind.__name__
     return kind.__name__
+
+
+def _answers_as_mapping(value: Any) -> bool:
+    """Whether ``keys`` and ``items`` are methods, as of tensordicts, and not attributes."""
+    return all(callable(getattr(value, name, None)) for name in ("keys", "items"))

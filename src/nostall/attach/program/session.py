@@ -17,6 +17,7 @@ from nostall.attach.program.blocks import Schedule, Step, Warming
 from nostall.attach.program.borders import Borders
 from nostall.attach.program.changes import (
     Change,
+    OptimizerFlag,
     can_set,
     compiled_graphs,
     has_images,
@@ -449,23 +450,34 @@ class Session:
 
 
 class Applied(Session):
-    """Makes the changes of a bundle once all optimisers have stepped; measures nothing."""
+    """Makes the changes of a bundle once all optimisers have stepped; measures nothing.
+
+    Steps that are found otherwise than those of the bundle, such as the calls of an evaluation
+    before a training, are no steps.
+    """
 
     is_done = False
+    other_step = ""
+    """What a step was that the bundle was not measured on."""
 
     def _border(self) -> None:
+        if self.borders.found != self.settings.get("step_is", ""):
+            self.other_step = self.borders.found or "a step of the optimisers"
+            return
         if self.borders.changes != self._closing_changes:
             self._closing_changes = self.borders.changes
             return
         self.steps, self._ended, self.is_done = 1, True, True
         self.segments.remove()
         self._install_switches()
-        changes = list(self.settings["changes"])
-        if self.switch_obstacle and any(c["kind"] == "compile" for c in changes):
-            print(f"nostall: not compiled: {self.switch_obstacle}", file=sys.stderr)
-            changes = [c for c in changes if c["kind"] != "compile"]
-        self._make({"changes": changes})
-        names = [change["name"] for change in changes]
+        self._make({"changes": self.settings["changes"]})
+        for name, reason in [(n, self._missing(c)) for n, c in self.changes.items()]:
+            if reason:
+                del self.changes[name]
+                print(f"nostall: not applied: {name}: {reason}; run `nostall optimize` again",
+                      file=sys.stderr)  # fmt: skip
+        changes = [c for c in self.settings["changes"] if c["name"] in self.changes]
+        names = list(self.changes)
         self._apply(names)
         self._release()
         if names and _rank()[0] == 0:
@@ -475,6 +487,13 @@ class Applied(Session):
             ]
             print(f"nostall: applied {', '.join(shown)}", file=sys.stderr)
 
+    def _missing(self, change: Change) -> str:
+        """Why a change would change nothing here; empty if it would."""
+        reason = change.missing()
+        if reason and not self.switches and not isinstance(change, OptimizerFlag):
+            return self.switch_obstacle or reason
+        return reason
+
     def _give_up(self, reason: str) -> None:
         self._ended = True
         print(f"nostall: the bundle is not applied: {reason}", file=sys.stderr)
@@ -482,7 +501,11 @@ class Applied(Session):
     def at_exit(self) -> None:
         """Say that nothing was changed, in the program itself and not in its workers."""
         if not self.is_done and "torch" in sys.modules and parent_process() is None:
-            print("nostall: the bundle is not applied: no step has ended", file=sys.stderr)
+            reason = "no step has ended"
+            if self.other_step:
+                wanted = self.settings.get("step_is") or "steps of the optimisers"
+                reason = f"a step is {self.other_step}, and it was measured on {wanted}"
+            print(f"nostall: the bundle is not applied: {reason}", file=sys.stderr)
 
     def refusal(self) -> str:
         """Why the bundle does not fit PyTorch or the driver; empty if it does."""

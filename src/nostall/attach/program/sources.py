@@ -16,6 +16,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nostall.attach.import_hooks import quietly
 from nostall.attach.program.periods import (
     MOST_CALLS,
     VARIED_CALLS,
@@ -35,11 +36,14 @@ DOUBT_SECONDS = 60.0
 """After that time without a period, and many calls, none is looked for."""
 PROFILER_PATIENCE = 16
 """Steps of a profiler before an optimiser that does not step is no longer waited for."""
+PROFILER_STEP = "one step of torch.profiler"
+"""What a step is where a profiler ends it; it is empty where an optimiser does."""
 PROFILER = -1
 """The profiler among the numbers of optimisers."""
 GENERATED = 12
 """Calls of ``generate`` without a period after which their lengths are said to vary."""
 REMEDY = "name the function that ends a step with --step module:function"
+_PROBLEM = "a call of a module is not noted"
 _clock = time.perf_counter
 
 
@@ -65,7 +69,7 @@ class Sources:
             self.kind != "profiler" and self._profiled <= PROFILER_PATIENCE and _has_optimizer()
         ):
             return
-        self._take("profiler", "one step of torch.profiler")
+        self._take("profiler", PROFILER_STEP)
         self.session.borders.note(PROFILER)
         self.session.segments.watch_backward()
         self.session.on_border()
@@ -152,27 +156,38 @@ class OutermostCalls:
             finally:
                 inside, self._generated = self._generated, None
             work = tuple((call.unit, call.work) for call in inside)
-            self._ended(id(model) + 1, _Generate(model), work, len(inside))
+            self._noted(self._ended, id(model) + 1, _Generate(model), work, len(inside))
             return result
 
         owner.generate = noted
 
     def made(self, module: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make a call, and note its end if no other module makes it."""
-        if not self._counts() or next(module.parameters(), None) is None:
+        if not self._counts() or not quietly(_PROBLEM, _has_parameters, module):
             return call(*args, **kwargs)
         self._inside = True
         try:
             result = call(*args, **kwargs)
         finally:
             self._inside = False
+        self._noted(self._made, module, args, kwargs)
+        return result
+
+    def _made(self, module: Any, args: Any, kwargs: Any) -> None:
         work, size = None, 0
-        if self.borders.period is None:
+        if self.borders.period is None and not self.doubt:
             form = shapes((args, kwargs))
             mode = module.training, sys.modules["torch"].is_grad_enabled()
             work, size = (mode, form), _elements(form)
         self._ended(id(module), module, work, size)
-        return result
+
+    def _noted(self, note: Callable[..., None], *args: Any) -> None:
+        """Note the end of a call; an error of that is not the program's, and ends the search."""
+        try:
+            note(*args)
+        except Exception as error:  # any error of a user's class
+            reason = f"an argument of a call answers with {type(error).__name__}"
+            quietly(_PROBLEM, self._refuse, reason)
 
     def remove(self) -> None:
         """See no calls any more."""
@@ -279,6 +294,10 @@ class OutermostCalls:
     def _refuse(self, reason: str) -> None:
         self.doubt = f"where a step ends is not certain: {reason}; or {REMEDY}"
         self.session._give_up(self.doubt)
+
+
+def _has_parameters(module: Any) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _has_optimizer() -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from nostall.attach.import_hooks import AfterImport, quietly
 from nostall.attach.program.session import Applied, Session
-from nostall.attach.program.sources import Sources
+from nostall.attach.program.sources import PROFILER_STEP, Sources
 
 VARIABLE = "NOSTALL_PROGRAM"
 """Environment variable: settings as JSON, set by ``nostall optimize`` and ``nostall apply``."""
@@ -40,9 +40,11 @@ def install() -> None:
         name, _, path = target.partition(":")
         hooks[name] = lambda module: _watch_function(module, path, session)
     else:
-        hooks["torch.nn.modules.module"] = sources.modules.install
         hooks["torch.profiler.profiler"] = lambda module: _watch_profiler(module, sources)
-        hooks["transformers.generation.utils"] = sources.modules.watch_generate
+        # A bundle of other steps needs no calls, which stay as they are.
+        if not ("changes" in settings and settings.get("step_is", "") in ("", PROFILER_STEP)):
+            hooks["torch.nn.modules.module"] = sources.modules.install
+            hooks["transformers.generation.utils"] = sources.modules.watch_generate
     sys.meta_path.insert(0, AfterImport(hooks, _PROBLEM))
 
 

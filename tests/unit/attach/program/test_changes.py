@@ -185,6 +185,73 @@ def test_outputs_of_a_graph_are_copied() -> None:
         changes._with_own_outputs(lambda: (buffer, Opaque(buffer)))()
 
 
+class Sometimes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) if self.training else Opaque(self.layer(x))
+
+
+def test_a_refused_output_of_an_applied_graph_leaves_the_original(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = Sometimes()
+    switch = switch_of(model)
+    switch.target = changes._with_own_outputs(model._call_impl)
+    switch.settle()
+    x = torch.ones(1, 2)
+    assert torch.is_tensor(model(x)) and capsys.readouterr().err == ""
+    model.eval()
+    assert isinstance(model(x), Opaque) and isinstance(model(x), Opaque)
+    line = "nostall: Sometimes runs as it was: an output is a Opaque, whose tensors the next replay"
+    assert capsys.readouterr().err.count(line) == 1
+    assert "_compiled_call_impl" not in model.__dict__
+
+
+def flat_gradients(root: Any) -> None:
+    flat = torch.zeros(root.first.weight.numel() + 8)
+    root.first.weight.grad = flat[8:].view_as(root.first.weight)
+
+
+def flat_parameters(root: Any) -> None:
+    root.first.weight.data = torch.zeros(2, *root.first.weight.shape)[1]
+
+
+def tied(root: Any) -> None:
+    root.third = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+    root.third.weight.data = root.first.weight.data
+
+
+@pytest.mark.parametrize(
+    ("alias", "reason"),
+    [
+        (flat_gradients, "is part of other memory"),
+        (flat_parameters, "is part of other memory"),
+        (tied, "has the memory of another one"),
+        (nn.Module.share_memory, "that processes share"),
+    ],
+)
+def test_another_layout_of_memory_with_two_owners_is_refused(alias: Any, reason: str) -> None:
+    root = Images()
+    alias(root)
+    change = ChannelsLast([switch_of(root)], [])
+    refusal = change.check(call(torch.randn(2, 3, 8, 8))).refusal
+    assert reason in refusal and change.missing() == refusal
+
+
+def test_gradients_keep_their_identity_in_another_layout() -> None:
+    root = Images()
+    step(root, torch.optim.SGD(root.parameters(), lr=0.1))
+    change, gradient = ChannelsLast([switch_of(root)], []), root.first.weight.grad
+    change.on()
+    assert root.first.weight.grad is gradient
+    assert gradient.is_contiguous(memory_format=torch.channels_last)
+    change.off()
+    assert root.first.weight.grad is gradient and gradient.is_contiguous()
+
+
 class Slots:
     __slots__ = ("value",)
 

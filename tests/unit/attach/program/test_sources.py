@@ -97,6 +97,59 @@ def test_calls_of_one_module_are_steps(watched: Watched) -> None:
         model(x)
 
 
+class Cache:
+    """Has the attributes of a mapping, and is none."""
+
+    def __init__(self) -> None:
+        self.keys = self.values = self.items = torch.zeros(1)
+
+
+class Proxy:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class Reading(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Any, other: Any = None) -> Any:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("make", [Cache, Proxy, lambda: {"a": Proxy()}, lambda: object])
+def test_arguments_of_any_class_leave_the_program_alone(watched: Watched, make: Any) -> None:
+    model, x, other = Reading(), torch.ones(4, 8), make()
+    with torch.no_grad():
+        for _ in range(20):
+            assert model(x, other).shape == (4, 8)
+    (seen,) = watched.events("watched")
+    assert seen["step_is"] == "each call of Reading"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_told_by_their_type(watched: Watched) -> None:
+    parts = [torch.ones(3, 8), torch.ones(2, 8)]
+    model, x = Reading(), torch.nested.nested_tensor(parts)
+    with torch.no_grad():
+        for _ in range(20):
+            assert model(x).is_nested
+    assert watched.events("watched")
+
+
+def test_an_error_of_the_watch_is_not_the_programs(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched.sources.modules, "_look", lambda: [][0])
+    model = net()
+    with torch.no_grad():
+        for _ in range(20):
+            model(torch.ones(4, 8))
+    (failed,) = watched.events("failed")
+    assert "an argument of a call answers with IndexError" in failed["reason"]
+
+
 def test_a_pipeline_is_one_step(watched: Watched) -> None:
     encoder, unet, decoder, x = net(), nn.Linear(8, 8), nn.Linear(8, 3), torch.ones(2, 8)
     images = []

@@ -14,7 +14,11 @@ import pytest
 
 from nostall import __version__
 from nostall.attach.program.machine import cpu_name
+from nostall.cli.optimizing import optimize as cli_optimize
+from nostall.optimizing.job import Options
+from nostall.optimizing.recording import RECORDING_FILE
 from tests.e2e.cli import ROOT, Done, command, environment, error_line, nostall, nostall_here
+from tests.unit.optimizing.test_diagnosis import result
 
 torch = pytest.importorskip("torch")
 
@@ -99,6 +103,23 @@ def test_inference_has_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_files_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
+    """A bundle that the new result does not prove would be applied."""
+    found = result()
+    assert [path.name for path in cli_optimize._write(found, tmp_path)][-1] == "bundle.json"
+    found.attempts = found.attempts[:1]
+    assert "bundle.json" not in [path.name for path in cli_optimize._write(found, tmp_path)]
+    assert not (tmp_path / "bundle.json").exists()
+
+
+def test_a_resumed_run_leaves_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / RECORDING_FILE).write_bytes(b"of another result")
+    monkeypatch.setattr(cli_optimize, "read_earlier", lambda *_: object())
+    monkeypatch.setattr(cli_optimize, "run_job", lambda *_, **__: result())
+    cli_optimize._run(["python"], Options(), tmp_path, None, quiet=True)
+    assert (tmp_path / "result.json").exists() and not (tmp_path / RECORDING_FILE).exists()
+
+
 def test_a_crash_keeps_its_exit_code(tmp_path: Path) -> None:
     program = write(tmp_path, "if i == 12: sys.exit(7)")
     done = run(tmp_path, *WATCH, sys.executable, program)

@@ -93,6 +93,11 @@ class Trainer:
         The first pass runs its batch several times before.  Where steps cannot be captured, they
         are launched operator by operator, and :attr:`notes` has the reason.  Call it on all ranks.
         """
+        if self._has_kept and not isinstance(self._steps, CapturedSteps):
+            raise BadModel(
+                "capture() after a pass with reduce=False would lose the gradients that are kept; "
+                "call it before the first pass, or after a pass with reduce=True"
+            )
         if not isinstance(self._steps, CapturedSteps):
             self._steps = CapturedSteps(self._part, self._device)
         return self

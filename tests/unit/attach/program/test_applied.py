@@ -1,0 +1,88 @@
+"""Bundles in programs of their own: which steps they wait for, and what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from nostall.optimizing.program import program_environment  # noqa: E402
+
+FUSED = {"name": "fused", "kind": "optimizer", "value": "fused", "result_class": "bit-equal"}
+EVALUATED_FIRST = """
+import torch
+torch.set_num_threads(1)
+m = torch.nn.Linear(8, 8)
+x = torch.ones(4, 8)
+with torch.no_grad():
+    for _ in range(12):
+        m(x)
+"""
+TRAINED = """
+opt = torch.optim.AdamW(m.parameters())
+for _ in range(8):
+    opt.zero_grad()
+    m(x).sum().backward()
+    opt.step()
+print("fused:", opt.param_groups[0]["fused"])
+"""
+
+
+def run(folder: Path, program: str, *changes: dict[str, str], **settings: Any) -> Any:
+    """The program with a bundle of these changes."""
+    script = folder / "train.py"
+    script.write_text(program)
+    given = {
+        "folder": os.devnull, "director": 0, "step": None, "bundle": "b.json", "changes": changes,
+        "machine": {"torch": torch.__version__, "driver": None}, **settings,
+    }  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, str(script)], env=program_environment(os.environ, given),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+def test_an_evaluation_before_the_training_is_no_step(tmp_path: Path) -> None:
+    ended = run(tmp_path, EVALUATED_FIRST + TRAINED, FUSED)
+    assert "fused: True" in ended.stdout and "applied fused" in ended.stderr
+
+
+def test_steps_of_another_kind_are_named(tmp_path: Path) -> None:
+    ended = run(tmp_path, EVALUATED_FIRST + TRAINED, FUSED, step_is="each call of Sequential")
+    assert "fused: None" in ended.stdout and "applied fused" not in ended.stderr
+    reason = "and it was measured on each call of Sequential"
+    assert "not applied: a step is" in ended.stderr and reason in ended.stderr
+
+
+def test_a_bundle_of_calls_is_applied_at_such_calls(tmp_path: Path) -> None:
+    change = {"name": "inductor", "kind": "compile", "value": "eager", "result_class": "bit-equal"}
+    program = EVALUATED_FIRST + "print('compiled:', m._compiled_call_impl is not None)"
+    ended = run(tmp_path, program, change, step_is="each call of Linear")
+    assert "compiled: True" in ended.stdout and "applied inductor" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "reason"),
+    [
+        (FUSED, "opt = torch.optim.AdamW(m.parameters(), foreach=True)", "takes fused=True"),
+        ({**FUSED, "kind": "compile", "value": "inductor"}, "m.compile(backend='eager')",
+         "runs under torch.compile already"),
+        ({**FUSED, "kind": "memory_format", "value": "channels_last"}, "",
+         "no module has convolutions of images"),
+    ],
+)  # fmt: skip
+def test_what_would_change_nothing_is_named(
+    change: dict[str, str], before: str, reason: str, tmp_path: Path
+) -> None:
+    trained = TRAINED if "opt =" not in before else TRAINED[TRAINED.index("for") :]
+    ended = run(tmp_path, f"{EVALUATED_FIRST}{before}\n{trained}", change)
+    assert "not applied: fused: " in ended.stderr and reason in ended.stderr
+    assert "run `nostall optimize` again" in ended.stderr and "applied fused" not in ended.stderr
