@@ -21,7 +21,12 @@ from nostall.optimizing.job import Options
 from nostall.optimizing.job import optimize as run_job
 from nostall.optimizing.job import replay as replay_job
 from nostall.optimizing.page import write_page
-from nostall.optimizing.recording import Entry, read_recording, write_recording
+from nostall.optimizing.recording import (
+    RECORDING_FILE,
+    Entry,
+    read_recording,
+    write_recording,
+)
 from nostall.optimizing.result import Result
 
 BUNDLE_FILE, PAGE_FILE = "bundle.json", "report.html"
@@ -119,6 +124,8 @@ def _run(
     written = _write(result, folder)
     if written and earlier is None:  # what an earlier run asked is not in it
         written.append(write_recording(starts, options, result, folder))
+    elif written:
+        (folder / RECORDING_FILE).unlink(missing_ok=True)  # it is of another result
     if options.quiet_output:
         show_json({**result.as_json(), "files": [str(path) for path in written]})
     else:
@@ -184,6 +191,8 @@ def _write(result: Result, folder: Path) -> list[Path]:
     paths = [folder / RESULT_FILE, write_page(result, folder / PAGE_FILE)]
     if result.kept and result.together:
         paths.append(write_bundle(result, folder / BUNDLE_FILE))
+    else:
+        (folder / BUNDLE_FILE).unlink(missing_ok=True)  # of an earlier run, and not proven here
     return paths
 
 
