@@ -371,27 +371,39 @@ def _join_written(graph: Graph, done: Counter[str], stays: Counter[str]) -> None
             rows_are_seen = value is not None and sees_all_rows(found, value)
             if found.added is not None and not (rows_are_seen or is_bias(found.added)):
                 raise Refused("its mask may hide whole rows")
-            if _may_change(graph, found):
-                raise Refused("an operand is changed in place")
+            _check_unchanged(graph, found)
             join(graph, found, rows_are_seen)
             done[WRITTEN] += 1
         except Refused as reason:
             stays[f"its products and its softmax stay: {reason}"] += 1
+        except Exception as error:  # must not end the user's compilation
+            warn_once(f"products and a softmax are left as they are: {one_line(error)}")
 
 
-def _may_change(graph: Graph, found: Written) -> bool:
-    """Whether an operand may change between the products, so that one call reads another value."""
-    operands = (found.query, found.key_transposed, found.added, found.condition)
-    memory = {memory_of(node) for node in operands if node is not None}
-    order = {node: number for number, node in enumerate(graph.nodes)}
+def _check_unchanged(graph: Graph, found: Written) -> None:
+    """Raises :class:`Refused` if one call would read, or save, what the graph changes in place.
+
+    One call reads operands of the first product later, and its backward pass reads its result.
+    """
     assert found.output is not None
-    span = range(order[found.nodes[-1]], order[found.output])
-    return any(
-        memory_of(operand) in memory
-        for node, number in order.items()
-        if number in span and node not in found.nodes and may_write(node)
-        for operand in node.all_input_nodes
-    )
+    read = [node for node in found.operands if node is not found.value]
+    saved = [*found.operands, found.output] if _needs_gradients(found.output) else []
+    until_output, ever = ({memory_of(node) for node in nodes} for nodes in (read, saved))
+    node = found.product.next
+    memory = until_output | ever
+    while node.op != "root":
+        if node is found.output:
+            memory = ever
+        if node not in found.nodes and may_write(node):
+            for operand in node.all_input_nodes:
+                if memory_of(operand) in memory:
+                    raise Refused("an operand or its result is changed in place")
+        node = node.next
+
+
+def _needs_gradients(node: Node) -> bool:
+    value = _fake(node)
+    return value is None or value.requires_grad
 
 
 def _keep_whole(graph: Graph, node: Node, masks: Masks, copies: dict[Node, Node]) -> list[str]:

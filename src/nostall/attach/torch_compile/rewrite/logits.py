@@ -42,6 +42,13 @@ LOG_SOFTMAXES = frozenset((torch.log_softmax, F.log_softmax, "log_softmax"))
 GATHERS = frozenset((torch.gather, "gather"))
 LOGSUMEXPS = frozenset((torch.logsumexp, "logsumexp"))
 CROSS_ENTROPY, NLL = F.cross_entropy, F.nll_loss
+_AUTOCASTS = frozenset(
+    (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
+)
+_GRADIENT_MODES = frozenset(
+    (torch._C._set_grad_enabled, torch.autograd.grad_mode._enter_inference_mode,
+     torch.autograd.grad_mode._exit_inference_mode)
+)  # fmt: skip
 
 
 class Refused(Exception):
@@ -104,6 +111,17 @@ def fake(node: Node) -> Tensor:
     if not isinstance(value, Tensor):
         raise Refused(f"{name_of(node)} has no traced tensor")
     return value
+
+
+def check_modes(first: Node, last: Node, place: str) -> None:
+    """Raises :class:`Refused` if a mode changes between two nodes, of which one replaces both."""
+    node = first
+    while node is not last:
+        if node.target in _GRADIENT_MODES:
+            raise Refused(f"the gradient mode changes {place}")
+        if node.target in _AUTOCASTS:
+            raise Refused(f"autocast changes {place}")
+        node = node.next
 
 
 def name_of(node: Node) -> str:
@@ -208,6 +226,8 @@ def _readers(product: Product, node: Node, path: Path) -> Iterator[Terminal]:
     for user in node.users:
         if user.op == "output":
             raise Refused("the graph returns its logits, so they must exist")
+        if not user.users:
+            raise Refused(f"nothing reads the result of {name_of(user)}, which reads its logits")
         is_normalized = user.target in LOG_SOFTMAXES
         if is_normalized:
             if not path.is_last or not _is_axis(arguments(user, "input", "dim").get("dim"), user):
@@ -293,6 +313,8 @@ def _scaled(node: Node, source: Node, path: Path) -> Path:
 
 def _biased(product: Product, node: Node, source: Node, path: Path) -> Path:
     other = node.args[1] if node.args[0] is source else node.args[0]
+    if fake(node).dtype != fake(product.node).dtype:
+        raise Refused("its bias would be rounded")
     is_vector = isinstance(other, Node) and tuple(fake(other).shape) == (product.classes,)
     is_plain = path.bias is None and not path.cap and path.inner == 1.0 and path.is_last
     if not (is_vector and is_plain):

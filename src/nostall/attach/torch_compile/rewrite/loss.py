@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from nostall.attach.torch_compile.rewrite.logits import (
     add_call,
     apply_steps,
     arguments,
+    check_modes,
     fake,
     product_before,
     terminals,
@@ -187,8 +188,11 @@ class _Rewrite:
         """Replace the readers; returns what was done, as text."""
         text = self._text()
         labels = self._labels()
-        at = self._place(labels)
-        self._check_unchanged(at)
+        last = self.found[-1].node
+        check_modes(self.product.node, last, "between its product and its loss")
+        selectors = [labels, *self._class_weights()]
+        at = self._place(selectors)
+        self._check_unchanged(at, selectors)
         with self.graph.inserting_before(at):
             if self._is_one_pass:
                 self._insert_loss(_Loss.of(self.found[0].node))
@@ -236,7 +240,19 @@ class _Rewrite:
                 _check_logsumexp(each)
         if len(labels) != 1:
             raise Refused(f"its losses have {len(labels)} sets of labels")
+        if len({loss.ignore_index for loss in self._losses}) > 1:
+            raise Refused("its losses ignore different labels")
         return next(iter(labels))
+
+    @property
+    def _losses(self) -> list[_Loss]:
+        """The arguments of the readers that are a cross-entropy."""
+        return [
+            _Loss.of(each.node) for each in self.found if each.node.target in (CROSS_ENTROPY, NLL)
+        ]
+
+    def _class_weights(self) -> list[Node]:
+        return [loss.class_weight for loss in self._losses if loss.class_weight is not None]
 
     def _index(self, each: Terminal) -> Node:
         """The index of a gather of one class for each token."""
@@ -252,25 +268,47 @@ class _Rewrite:
             raise Refused("a gather takes other than one class of each token")
         return index
 
-    def _place(self, labels: Node) -> Node:
-        """The reader before which the operator is inserted.  Raises :class:`Refused`."""
+    def _place(self, selectors: Sequence[Node]) -> Node:
+        """The reader before which the operator is inserted.  Raises :class:`Refused`.
+
+        ``selectors``: labels and class weights.
+        """
         first, last = self.found[0].node, self.found[-1].node
-        if self.order[labels] < self.order[first]:
+        if all(self.order[each] < self.order[first] for each in selectors):
             return first
         users = [user for each in self.found for user in each.node.users]
         if any(self.order[user] < self.order[last] for user in users):
-            raise Refused("its labels are computed after other losses are read")
+            raise Refused("its labels or class weights are computed after other losses are read")
         return last
 
-    def _check_unchanged(self, at: Node) -> None:
-        """Raises :class:`Refused` if an operand changes between the product and the loss."""
-        operands = [self.product.hidden, self.product.weight, self.path.bias]
-        memory = {memory_of(node) for node in operands if node is not None}
-        for node, number in self.order.items():
-            if not self.order[self.product.node] < number < self.order[at] or not may_write(node):
-                continue
-            if any(memory_of(operand) in memory for operand in node.all_input_nodes):
-                raise Refused("an operand of their product is changed in place before the loss")
+    def _check_unchanged(self, at: Node, selectors: Sequence[Node]) -> None:
+        """Raises :class:`Refused` if what the operator reads at ``at`` has another value there.
+
+        ``selectors``: labels and class weights.
+        """
+        product, last = self.product.node, self.found[-1].node
+        operands = [
+            node for node in (self.product.hidden, self.product.weight, self.path.bias) if node
+        ]
+        if self._writes(operands, product, at):
+            raise Refused("an operand of their product is changed in place before the loss")
+        if self._writes(selectors, self.found[0].node, last):
+            raise Refused("its labels or class weights are changed in place between its losses")
+        paths = [set(each.path.nodes) for each in self.found]
+        logits, shared = set[Node]().union(*paths), paths[0].intersection(*paths)
+        if any(node not in shared for node in self._writes(logits, product, last)):
+            raise Refused("its logits are changed in place")
+
+    def _writes(self, nodes: Iterable[Node], first: Node, last: Node) -> list[Node]:
+        """What may write to the memory of nodes between two others."""
+        memory = {memory_of(node) for node in nodes}
+        return [
+            node
+            for node, number in self.order.items()
+            if self.order[first] < number < self.order[last]
+            and may_write(node)
+            and any(memory_of(operand) in memory for operand in node.all_input_nodes)
+        ]
 
     def _emit(self, target: Any, args: tuple[Any, ...], **kwargs: Any) -> Node:
         return add_call(self.graph, target, args, kwargs)
@@ -287,7 +325,10 @@ class _Rewrite:
         weight = self.product.weight
         if self.product.is_transposed:
             source = transposed_source(weight)
-            weight = source if source is not None else self._emit("t", (weight,))
+            # A transpose without gradients of a weight that has some stays.
+            if source is None or fake(source).requires_grad != fake(weight).requires_grad:
+                source = self._emit("t", (weight,))
+            weight = source
         bias = self.path.bias
         return hidden, converted(weight), None if bias is None else converted(bias), tokens
 
@@ -318,9 +359,7 @@ class _Rewrite:
 
     def _insert_log_probs(self, labels: Node) -> None:
         hidden, weight, bias, tokens = self._operands()
-        losses = [
-            _Loss.of(each.node) for each in self.found if each.node.target in (CROSS_ENTROPY, NLL)
-        ]
+        losses = self._losses
         flat = self._emit("reshape", (labels, -1))
         known = flat
         if losses:

@@ -23,9 +23,11 @@ from nostall.attach.torch_compile.rewrite.logits import (
     Refused,
     add_call,
     arguments,
+    check_modes,
     fake,
     name_of,
 )
+from nostall.core.errors import one_line
 
 F = torch.nn.functional
 SOFTMAXES = frozenset((torch.softmax, F.softmax, "softmax"))
@@ -67,7 +69,19 @@ class Written:
     condition: Node | None = None
     hides_where: bool = True
     fill: float = -math.inf
+    # From the softmax to the first product, then from the softmax to the second one.
     nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def product(self) -> Node:
+        """The first product."""
+        return next(node for node in self.nodes if node.target in _PRODUCTS)
+
+    @property
+    def operands(self) -> list[Node]:
+        """What the attention reads."""
+        every = (self.query, self.key_transposed, self.value, self.added, self.condition)
+        return [node for node in every if node is not None]
 
 
 def written_attention(graph: Graph) -> Iterator[Written | Refused]:
@@ -83,11 +97,16 @@ def written_attention(graph: Graph) -> Iterator[Written | Refused]:
             if found.added is not None or found.condition is not None:
                 yield reason
             continue
+        except Exception as error:  # must not end the user's compilation
+            yield Refused(f"its form is not known: {one_line(error)}")
+            continue
         try:
             _find_output(found)
             _check_operands(found)
         except Refused as reason:
             yield reason
+        except Exception as error:  # must not end the user's compilation
+            yield Refused(f"its form is not known: {one_line(error)}")
         else:
             yield found
 
@@ -115,8 +134,8 @@ def _before(found: Written, node: Node) -> Node:
     operands = node.args
     is_first = bool(operands) and isinstance(operands[0], Node)
     if node.target in _CASTS and is_first:
-        dtype = fake(node).dtype
-        if dtype.itemsize < fake(operands[0]).dtype.itemsize:
+        _check_cast(node, operands[0], "scores")
+        if fake(node).dtype.itemsize < fake(operands[0]).dtype.itemsize:
             raise Refused("its scores are rounded")
         return operands[0]
     if node.target in _SCALES and len(operands) == 2 and not node.kwargs:
@@ -138,6 +157,13 @@ def _before(found: Written, node: Node) -> Node:
     if (node.target in _FILLS and len(operands) == 3) or node.target is torch.where:
         return _before_hidden(found, node)
     raise Refused(f"{name_of(node)} changes its scores")
+
+
+def _check_cast(node: Node, source: Node, what: str) -> None:
+    """Raises :class:`Refused` if a conversion is not one of floats."""
+    dtypes = fake(source).dtype, fake(node).dtype
+    if not all(dtype.is_floating_point for dtype in dtypes):
+        raise Refused(f"its {what} are converted to {dtypes[1]}")
 
 
 def _before_added(found: Written, node: Node) -> Node:
@@ -219,6 +245,8 @@ def _find_output(found: Written) -> None:
                 raise Refused("it has dropout")
         elif user.target not in _CASTS:
             raise Refused(f"{name_of(user)} reads its probabilities")
+        else:
+            _check_cast(user, node, "probabilities")
         found.nodes.append(user)
         node = user
 
@@ -229,6 +257,9 @@ def _check_operands(found: Written) -> None:
         raise Refused("an operand is no tensor")
     assert found.query is not None and found.key_transposed is not None
     assert found.value is not None and found.output is not None
+    if not {*found.operands}.isdisjoint((found.output, *found.nodes)):
+        raise Refused("it reads its scores or probabilities as an operand, too")
+    check_modes(found.product, found.output, "between its products")
     query, key, value = (fake(x) for x in (found.query, found.key_transposed, found.value))
     if not query.dim() == key.dim() == value.dim() or query.dim() not in (3, 4):
         raise Refused("its operands have other axes")
@@ -242,8 +273,7 @@ def _check_operands(found: Written) -> None:
         raise Refused("its operands are broadcast")
     if not query.dtype == key.dtype == value.dtype == fake(found.output).dtype:
         raise Refused("its operands have several dtypes")
-    scores = found.nodes[-1] if found.nodes else found.output
-    if not query.is_floating_point() or fake(scores).device != query.device:
+    if not query.is_floating_point() or fake(found.product).device != query.device:
         raise Refused("its operands are no floats")
     if query.device.type == "cuda" and (query.dtype not in _FUSED or key.shape[-2] > MAX_WIDTH):
         raise Refused(f"fused attention of {query.dtype} may be slower")
@@ -255,35 +285,49 @@ def _check_operands(found: Written) -> None:
 
 
 def join(graph: Graph, found: Written, rows_are_seen: bool) -> None:
-    """Replace an attention by one call.
+    """Replace an attention by one call; an exception leaves the graph as it was.
 
     ``rows_are_seen``: whether the mask is proven to leave at least one key to each query.
     """
     output = found.output
-    assert output is not None and found.query is not None and found.value is not None
-    with graph.inserting_before(output):
-
-        def add(target: Any, *args: Any, **kwargs: Any) -> Node:
-            return add_call(graph, target, args, kwargs)
-
-        key = add("transpose", found.key_transposed, -2, -1)
-        operands = [found.query, key, found.value]
-        is_flat = fake(output).dim() == 3
-        if is_flat:
-            operands = [add("unsqueeze", each, 0) for each in operands]
-        mask, hidden = _mask(add, found, rows_are_seen)
-        call = add(F.scaled_dot_product_attention, *operands, attn_mask=mask, scale=found.scale)
-        result = add("squeeze", call, 0) if is_flat else call
-        if hidden is not None:
-            # The mean of all values if hidden scores are equal numbers; nan if they are infinite.
-            other: Any = math.nan
-            if math.isfinite(found.fill):
-                other = add("mean", found.value, -2, True)
-            result = add(torch.where, hidden, other, result)
+    assert output is not None
+    before = output.prev
+    try:
+        with graph.inserting_before(output):
+            result = _call(graph, found, rows_are_seen)
+    except Exception:
+        while output.prev is not before:
+            graph.erase_node(output.prev)
+        raise
     output.replace_all_uses_with(result)
     wanted = {output, *found.nodes}
     for node in reversed([node for node in graph.nodes if node in wanted]):
         graph.erase_node(node)
+
+
+def _call(graph: Graph, found: Written, rows_are_seen: bool) -> Node:
+    """Add the call and what prepares its operands; the attention's result."""
+    output = found.output
+    assert output is not None and found.query is not None and found.value is not None
+
+    def add(target: Any, *args: Any, **kwargs: Any) -> Node:
+        return add_call(graph, target, args, kwargs)
+
+    key = add("transpose", found.key_transposed, -2, -1)
+    operands = [found.query, key, found.value]
+    is_flat = fake(output).dim() == 3
+    if is_flat:
+        operands = [add("unsqueeze", each, 0) for each in operands]
+    mask, hidden = _mask(add, found, rows_are_seen)
+    call = add(F.scaled_dot_product_attention, *operands, attn_mask=mask, scale=found.scale)
+    result = add("squeeze", call, 0) if is_flat else call
+    if hidden is not None:
+        # The mean of all values if hidden scores are equal numbers; nan if they are infinite.
+        other: Any = math.nan
+        if math.isfinite(found.fill):
+            other = add("mean", found.value, -2, True)
+        result = add(torch.where, hidden, other, result)
+    return result
 
 
 def _mask(add: Any, found: Written, rows_are_seen: bool) -> tuple[Node | None, Node | None]:

@@ -142,7 +142,104 @@ def changed_weight(h: Any, y: Any) -> Any:
     return F.cross_entropy(logits, y.view(-1)) + weight.sum()
 
 
+def metric_without_gradients(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight).view(-1, CLASSES)
+    with torch.no_grad():
+        metric = logits.logsumexp(-1).mean()
+    return F.cross_entropy(logits, y.view(-1)) + metric
+
+
+def product_without_gradients(h: Any, y: Any) -> Any:
+    with torch.no_grad():
+        logits = h @ o.weight.T
+    return F.cross_entropy((logits + o.bias).view(-1, CLASSES), y.view(-1))
+
+
+def product_in_autocast(h: Any, y: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = F.linear(h, o.weight)
+    return F.cross_entropy(logits.view(-1, CLASSES), y.view(-1))
+
+
+def scaled_by_a_view(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight)
+    logits.view(-1, CLASSES).mul_(0.5)
+    return F.cross_entropy(logits.view(-1, CLASSES), y.view(-1))
+
+
+def scaled_by_another_name(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight).view(-1, CLASSES)
+    scaled = logits
+    scaled *= 0.5
+    return F.cross_entropy(logits, y.view(-1))
+
+
+def scaled_in_part(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight)
+    logits[:, :3].mul_(0.5)
+    return F.cross_entropy(logits.view(-1, CLASSES), y.view(-1))
+
+
+def scaled_twice(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight).view(-1, CLASSES)
+    first, second = logits, logits
+    first *= 0.5
+    second *= 0.5
+    labels = y.view(-1)
+    return F.cross_entropy(first, labels) + F.cross_entropy(second, labels)
+
+
+def unread_branch(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight)
+    logits[:, :-1].contiguous()
+    return F.cross_entropy(logits.view(-1, CLASSES), y.view(-1))
+
+
+def late_class_weights(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight).view(-1, CLASSES)
+    penalty = logits.logsumexp(-1).square().mean()
+    scale = 1.0 + penalty.detach() * 0.0
+    return F.cross_entropy(logits, y.view(-1), o.classes * scale) + penalty
+
+
 STAYS: dict[str, tuple[Callable[..., Any], str]] = {
+    "a metric without gradients": (
+        metric_without_gradients, "the gradient mode changes between its product and its loss"
+    ),
+    "a product without gradients": (
+        product_without_gradients, "the gradient mode changes between its product and its loss"
+    ),
+    "a product in autocast": (
+        product_in_autocast, "autocast changes between its product and its loss"
+    ),
+    "scaled by a view": (
+        scaled_by_a_view, "nothing reads the result of mul_, which reads its logits"
+    ),
+    "scaled by another name": (
+        scaled_by_another_name, "nothing reads the result of imul, which reads its logits"
+    ),
+    "scaled in part": (
+        scaled_in_part, "nothing reads the result of mul_, which reads its logits"
+    ),
+    "scaled twice": (scaled_twice, "its logits are changed in place"),
+    "a branch that nothing reads": (
+        unread_branch, "nothing reads the result of contiguous, which reads its logits"
+    ),
+    "class weights of a logsumexp": (
+        late_class_weights, "its labels or class weights are computed after other losses are read"
+    ),
+    "two ignored labels": (
+        lambda h, y: (
+            lambda x, y: F.cross_entropy(x, y, ignore_index=2) + F.cross_entropy(x, y)
+        )(F.linear(h, o.weight).flatten(0, 1), y.flatten().clamp(min=0)),
+        "its losses ignore different labels",
+    ),
+    "a wide bias": (
+        lambda h, y: F.cross_entropy(
+            (h.float() @ o.stored.float()).flatten(0, 1) + o.bias, y.flatten()
+        ),
+        "its bias would be rounded",
+    ),
     "returned": (
         lambda h, y: (lambda x: (F.cross_entropy(x.flatten(0, 1), y.flatten()), x))(
             F.linear(h, o.weight)
@@ -298,6 +395,29 @@ def test_an_operand_that_changes_before_the_loss_keeps_the_logits() -> None:
         torch.testing.assert_close(found, changed_weight(o.hidden, o.ignored))
     (text,) = given[0].left
     assert text.endswith("an operand of their product is changed in place before the loss")
+
+
+@pytest.mark.parametrize("changes_labels", [True, False])
+def test_labels_that_change_between_losses_keep_the_logits(changes_labels: bool) -> None:
+    def function(h: Any, y: Any) -> Any:
+        labels, classes = y.flatten().clone(), o.classes.clone()
+        logits = F.linear(h, o.weight).flatten(0, 1)
+        first = F.cross_entropy(logits, labels, classes)
+        if changes_labels:
+            labels[:9] = IGNORED
+        else:
+            classes[:9] = 7.0
+        return first + F.cross_entropy(logits, labels, classes, reduction="sum")
+
+    given: list[Any] = []
+    with torch.no_grad():
+        found = compiled(function, given)(o.hidden, o.ignored)
+        torch.testing.assert_close(found, function(o.hidden, o.ignored))
+    assert (
+        given[0]
+        .lines(given[0].left)[0]
+        .endswith("its labels or class weights are changed in place between its losses")
+    )
 
 
 def test_autocast_computes_the_product_in_its_dtype() -> None:

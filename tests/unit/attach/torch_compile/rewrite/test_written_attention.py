@@ -118,7 +118,56 @@ JOINED: dict[str, tuple[Callable[..., Any], set[str]]] = {
         {WRITTEN, DROPPED},
     ),
 }  # fmt: skip
+
+
+def scores_without_gradients(q: Any, k: Any, v: Any) -> Any:
+    with torch.no_grad():
+        scores = q @ k.mT
+    return (scores + TABLE).softmax(-1) @ v
+
+
+def products_in_autocast(q: Any, k: Any, v: Any) -> Any:
+    scores = q @ k.mT
+    with torch.autocast("cpu", torch.bfloat16):
+        weights = scores.softmax(-1)
+    return weights @ v
+
+
+def added_to(q: Any, k: Any, v: Any) -> Any:
+    result = plain(q, k, v)
+    result += v
+    return result
+
+
+def changed_by_a_view(q: Any, k: Any, v: Any) -> Any:
+    result = plain(q, k, v)
+    merged = result.transpose(1, 2)
+    merged.mul_(2.0)
+    return result * 1.0
+
+
 STAYS: dict[str, tuple[Callable[..., Any], str]] = {
+    "scores without gradients": (
+        scores_without_gradients, "the gradient mode changes between its products"
+    ),
+    "a softmax in autocast": (
+        products_in_autocast, "autocast changes between its products"
+    ),
+    "added to its result": (added_to, "an operand or its result is changed in place"),
+    "a changed view of its result": (
+        changed_by_a_view, "an operand or its result is changed in place"
+    ),
+    "probabilities as values": (
+        lambda q, k, v: (lambda p: p @ p)((q @ k.mT).softmax(-1)),
+        "it reads its scores or probabilities as an operand, too",
+    ),
+    "scores as a mask": (
+        lambda q, k, v: (lambda s: (s + s).softmax(-1) @ v)(q @ k.mT),
+        "it reads its scores or probabilities as an operand, too",
+    ),
+    "whole numbers": (
+        lambda q, k, v: torch.softmax((q @ k.mT).to(torch.int64), -1, dtype=torch.float64) @ v, ""
+    ),
     "probabilities are returned": (
         lambda q, k, v: (lambda p: p @ v + p.sum())((q @ k.mT).softmax(-1)),
         "its probabilities are read otherwise",
@@ -245,17 +294,31 @@ def test_dropout_in_training_stays_because_its_numbers_would_change() -> None:
     assert left == ["1 x attention: its products and its softmax stay: it has dropout"]
 
 
-def test_an_operand_that_changes_between_the_products_keeps_them() -> None:
+@pytest.mark.parametrize("is_converted", [False, True])
+def test_an_operand_that_changes_between_the_products_keeps_them(is_converted: bool) -> None:
     def program(q: Any, k: Any, v: Any) -> Any:
         q = q * 1.0
         weights = (q @ k.mT).softmax(-1)
         q.zero_()
+        weights = weights.to(v.dtype) if is_converted else weights
         return weights @ v + q
 
     traced: list[Any] = []
     q, k, v = (x.detach() for x in operands())
     torch.testing.assert_close(compiled(program, traced)(q, k, v), program(q, k, v))
     assert traced[0][0] == []
+
+
+def test_an_attention_that_fails_leaves_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError("no mask")
+
+    monkeypatch.setattr("nostall.attach.torch_compile.rewrite.written_attention._mask", fails)
+    traced: list[Any] = []
+    check_equal(plain, traced)
+    ((done, _, targets),) = traced
+    assert done == [] and ATTENTION not in targets
+    assert targets.count("transpose") == 1
 
 
 def test_one_call_is_at_least_as_exact_as_its_parts_in_bf16() -> None:
