@@ -174,7 +174,7 @@ def test_file_names_that_are_not_text(tmp_path: Path) -> None:
 
 
 PYTHON_FILES = {
-    "no_kernel.py": ("", "names no kernel"),
+    "no_kernel.py": ("", "launched no kernel that can be tuned"),
     "syntax.py:k": ("def k(:\n", "SyntaxError"),
     "raises.py:k": ("raise ValueError('for\\nfun')\n", "ValueError"),
     "exits.py:k": ("import sys\nsys.exit(0)\n", "SystemExit"),

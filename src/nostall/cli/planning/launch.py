@@ -134,7 +134,8 @@ def launch(
     torchrun's agent starts one process per GPU. Exit code 1 if `--check` finds a difference, 3 if
     a rank fails or hangs.
     """
-    err.print(f"nostall: trains by {plan}, {pluralize(steps, 'iteration')}")
+    if err.is_terminal:
+        err.print(f"nostall: trains by {plan}, {pluralize(steps, 'iteration')}")
     _check_options(engine, deadline, nodes, endpoint, try_steps)
     if try_steps is not None:
         listed_candidates(plan)

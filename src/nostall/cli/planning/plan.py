@@ -188,7 +188,7 @@ def plan(
     A pipeline plan has stages, GPUs, replication and micro-batch order. The planners sharding and
     automap cut tensors instead. Times of a plan are modelled.
     """
-    if not quiet:
+    if err.is_terminal and not quiet:
         err.print(f"nostall: plans {profile} on the GPUs of {cluster}")
     _check_options(planner, seconds)
     if mine is not None and planner in SHARDING_PLANNERS:

@@ -1,8 +1,10 @@
-"""``plan`` and ``launch`` say what they do before they import what is slow."""
+"""``plan`` and ``launch`` say what they do before they import what is slow, on terminals."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,18 +41,18 @@ main()
 def stderr_until_slow_imports(folder: Path, *given: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *given], cwd=folder, capture_output=True, text=True,
-        timeout=120, check=True,
+        timeout=120, check=True, env=os.environ | {"FORCE_COLOR": "1", "COLUMNS": "120"},
     )  # fmt: skip
-    return done.stderr.splitlines()
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", done.stderr).splitlines()
 
 
 def test_plan_says_what_it_does_before_slow_imports(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(CLUSTER)
     (tmp_path / "train.py").write_text("")
     given = ("plan", "train.py:build", "--cluster", "two.toml")
-    first, *_, last = stderr_until_slow_imports(tmp_path, *given)
+    first, *others = stderr_until_slow_imports(tmp_path, *given)
     assert first == "nostall: plans train.py:build on the GPUs of two.toml"
-    assert last == "IMPORTS torch"
+    assert "IMPORTS torch" in others
     assert not any("plans" in line for line in stderr_until_slow_imports(tmp_path, *given, "-q"))
 
 
@@ -60,6 +62,7 @@ def test_launch_says_what_it_does_before_slow_imports(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(plan_document(evaluation)))
     (tmp_path / "train.py").write_text("")
     given = ("launch", "plan.json", "--module", "train.py:build", "--steps", "3")
-    first, *_, last = stderr_until_slow_imports(tmp_path, *given)
+    first, *others = stderr_until_slow_imports(tmp_path, *given)
     assert first == "nostall: trains by plan.json, 3 iterations"
-    assert last.startswith("IMPORTS ")  # numba, which simulates the plan, or torch
+    # numba, which simulates the plan, or torch
+    assert any(line.startswith("IMPORTS ") for line in others)
