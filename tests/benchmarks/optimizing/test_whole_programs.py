@@ -22,9 +22,6 @@ from benchmarks.optimizing.whole_programs import (
     ratios,
 )
 
-from nostall.optimizing.job import replay
-from nostall.optimizing.recording import read_recording
-
 LOOP = (
     "import time\nfor n in range(10**6): time.sleep({seconds}); print(f'step {{n}} x', flush=True)"
 )
@@ -97,14 +94,6 @@ def test_incomplete_rounds_are_left_out(tmp_path: Path) -> None:
         samples = turns.samples(100)
     assert time.perf_counter() - begin < 14
     assert len(samples["one"]) == len(samples["two"]) < 100
-
-
-def test_the_recorded_run_gives_its_verdicts_again() -> None:
-    """An H200's run, with the verdicts derived here from its samples."""
-    recording = read_recording(results("optimizing") / "dlrm_train_h200.json.gz")
-    result = replay(recording, lambda line: None)
-    assert result.machine["device"] == "NVIDIA H200"
-    assert [attempt.level.name for attempt in result.kept] == ["CUDA graphs"]
 
 
 def test_the_measured_ratios_follow_from_their_samples() -> None:

@@ -216,10 +216,7 @@ def plan_sharding_command(
     if out_file is not None:
         write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     if picture is not None:
-        is_page = picture.suffix == ".html"
-        launch = shlex.join(["nostall", "launch", str(out_file)]) if out_file is not None else ""
-        drawn = sharding_page(plan, others, launch) if is_page else sharding_picture(plan, others)
-        write_text_atomically(picture, drawn, parents=True)
+        write_text_atomically(picture, _drawn(plan, others, picture, out_file), parents=True)
     exported = _export(plan, request.module, export) if export is not None else ""
     if format is Format.JSON:
         show_json(document)
@@ -233,6 +230,14 @@ def plan_sharding_command(
         out.print(f"picture:  {picture}")
     if exported:
         out.print(f"styles:   {export}: {exported}")
+
+
+def _drawn(plan: Any, others: Any, picture: Path, out_file: Path | None) -> str:
+    """The page of a plan, or its picture for other names than ``*.html``."""
+    if picture.suffix != ".html":
+        return sharding_picture(plan, others)
+    launch = shlex.join(["nostall", "launch", str(out_file)]) if out_file is not None else ""
+    return sharding_page(plan, others, launch)
 
 
 def _refuse_for_engines(request: ShardingRequest, context: GivenContext) -> None:

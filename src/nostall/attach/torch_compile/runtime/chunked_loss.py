@@ -259,7 +259,7 @@ def _linear_loss(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     classes, wide, class_weight = call.weight.shape[0], head.wide, call.class_weight
     safe, is_valid = _checked(call.labels, classes, call.ignore_index)
     if class_weight is not None:
-        class_weight = class_weight.to(wide)
+        class_weight = class_weight.to(wide).contiguous()
         of_label, of_all = class_weight[safe], class_weight.sum()
     else:
         of_label = torch.ones_like(safe, dtype=wide)
