@@ -28,7 +28,7 @@ IN_ONE, IN_ROUNDS = "autotuned", "graphs"
 NONE = "not measured"
 LOSSES = tuple(results("torch_compile") / f"losses{name}.json" for name in ("", "_backend"))
 LOSS_METHODS = {
-    "8 chunks": "8 chunks", "4 chunks": "4 chunks", "nostall": "the back end's choice",
+    "8 chunks": "8 chunks", "4 chunks": "4 chunks", "nostall, chunked": "option chunked",
     "eager": "eager",
 }  # fmt: skip
 """Methods of the losses that the page shows, in words."""

@@ -73,6 +73,8 @@ class EarlierWatch(_Part):
     optimizers: tuple[str, ...]
     world: int
     step_is: str
+    identity: str
+    """Of the sources that the program imported, and of its tensors."""
 
 
 class Earlier(_Part):
@@ -107,7 +109,9 @@ class Earlier(_Part):
         pairs += [("modules", list(self.watched.roots), raw["roots"]),
                   ("optimisers", list(self.watched.optimizers), raw["optimizers"]),
                   ("ranks", self.watched.world, raw["world"]),
-                  ("a step", self.watched.step_is, raw["step_is"])]  # fmt: skip
+                  ("a step", self.watched.step_is, raw["step_is"]),
+                  ("the digest of its sources and parameters", self.watched.identity,
+                   raw["identity"])]  # fmt: skip
         for name, before, here in pairs:
             if before != here:
                 raise BadInput(_other(name, before, here))

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -88,12 +89,14 @@ def optimize(
     save: Callable[[Result], None] = lambda _: None,
     earlier: Earlier | None = None,
     starts: list[list[Entry]] | None = None,
+    own: Path | None = None,
 ) -> Result:
     """Run the program, try changes on its own steps, and return what was proven.
 
     Ctrl-C ends the program and keeps what was proven by then.  ``say`` gets progress, a line each,
     and ``save`` what is known after each attempt.  What ``earlier`` has tried is not tried again.
     ``starts`` gets what was asked and answered in each start of the program, for a recording.
+    ``own``: the folder of ``save``, whose files are not the program's.
     Raises :class:`~nostall.core.errors.BadInput` for a command that cannot be run.
     """
     result = Result(list(command), options.step, command_files=command_files(command))
@@ -115,7 +118,7 @@ def optimize(
             result.notes.append(_time_is_up(options))
             program.end(exits=not options.run_to_end)
         result.exit_code = program.exit_code
-        result.files = written_files(program)
+        result.files = written_files(program, own)
         _note_end(program, result)
     _settle(result)
     if result.kept and (options.again or any(SCRATCH in word for word in command)):

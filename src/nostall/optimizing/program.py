@@ -241,16 +241,19 @@ def _give_terminal(group: int) -> int | None:
     return None
 
 
-def written_files(program: Program) -> list[str]:
+def written_files(program: Program, own: Path | None = None) -> list[str]:
     """Files that were written since the program's start.
 
-    Those below the working directory and below folders in its command; hidden folders and byte code
-    are left out; at most :data:`MAX_SHOWN` of :data:`MAX_FILES`.
+    Those below the working directory and below folders in its command; hidden folders, byte code
+    and files in ``own`` are left out; at most :data:`MAX_SHOWN` of :data:`MAX_FILES`.
     """
+    left_out = None if own is None else own.resolve()
     found: set[str] = set()
     count = 0
     for folder in {Path.cwd(), *(Path(word) for word in program.command if Path(word).is_dir())}:
         for place, inner, names in os.walk(folder):
+            if Path(place) != folder and Path(place).resolve() == left_out:
+                names = []
             inner[:] = [name for name in inner if not name.startswith(HIDDEN)]
             paths = [Path(place) / name for name in names[: max(0, MAX_FILES - count)]]
             count += len(paths)

@@ -34,6 +34,7 @@ def facts(
         "cuda": False, "device": cpu_name(), "driver": None, "torch": "2.13.0", "threads": 1,
         "roots": ["GPT"], "obstacle": "", "flags": ["fused"], "optimizers": ["AdamW"], "world": 1,
         "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30, "step_is": "",
+        "identity": "0" * 64,
         "mean_seconds": 1.0, "calls": 1, "in_torch": False, "images": False,
         "matmul_precision": "highest", "trace_obstacle": "the program has a profiler of its own",
         "trace": {"obstacle": "the program has a profiler of its own"}, "trace_file": None,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nostall.optimizing import job
 from nostall.optimizing.earlier import command_files, read_earlier
+from nostall.optimizing.program import written_files
 from nostall.optimizing.result import Result
 from tests.unit.optimizing.test_diagnosis import facts
 from tests.unit.optimizing.test_earlier import written
@@ -106,3 +108,15 @@ def test_files_of_a_command_are_compared_by_content(tmp_path: Path) -> None:
     one = command_files(["python", str(path), "--x"])
     path.write_text("2")
     assert list(one) == [str(path)] and one != command_files(["python", str(path), "--x"])
+
+
+def test_files_of_the_command_itself_are_not_those_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "optimized"
+    own.mkdir()
+    (own / "result.json").write_text("{}")
+    (tmp_path / "model.pt").write_text("")
+    program: Any = SimpleNamespace(command=["python", "train.py"], began=0.0)
+    assert written_files(program, Path("optimized")) == [str(tmp_path / "model.pt")]

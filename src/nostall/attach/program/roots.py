@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import hashlib
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 MAX_DEPTH, MAX_ITEMS = 4, 64
 """Nesting and entries of arguments that are part of a step's key."""
 MAX_CALLS = 8
 """Calls of a step whose shapes are part of its key; further ones are only counted."""
+
+MAX_SOURCE_BYTES = 1 << 22
+"""Larger source files of a program count by their names and sizes."""
 
 Made = Callable[[Any, Callable[..., Any], Any, Any], Any]
 """Module, its call, positional and keyword arguments; gives the result of the call."""
@@ -33,6 +40,41 @@ def find_roots(optimizers: Sequence[Any]) -> list[Any]:
             if parameters & held if optimizers else parameters:
                 roots.append(module)
     return roots
+
+
+def program_identity(roots: Sequence[Any]) -> str:
+    """sha256 of what the program computes: its sources, and names, shapes and dtypes of tensors.
+
+    Sources are the Python files that it imported, other than installed packages and nostall.
+    """
+    digest = hashlib.sha256()
+    for root in roots:
+        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+    for path in _sources():
+        digest.update(f"{path}\n".encode())
+        with contextlib.suppress(OSError):
+            size = path.stat().st_size
+            data = path.read_bytes() if size <= MAX_SOURCE_BYTES else str(size).encode()
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _sources() -> list[Path]:
+    """Python files of the modules that the program imported, without installed packages."""
+    installed = [Path(path).resolve() for path in sysconfig.get_paths().values()]
+    installed += [Path(__file__).resolve().parents[2]]
+    found = set()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        # Inductor's generated code belongs to modules below torch, in files of changing names.
+        if not isinstance(file, str) or not file.endswith(".py") or name.startswith("torch."):
+            continue
+        path = Path(file).resolve()
+        is_package = {"site-packages", "dist-packages"} & set(path.parts)
+        if not is_package and not any(path.is_relative_to(folder) for folder in installed):
+            found.add(path)
+    return sorted(found)
 
 
 def obstacle(root: Any) -> str | None:

@@ -28,7 +28,13 @@ from nostall.attach.program.changes import (
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.machine import cpu_name, driver_version
 from nostall.attach.program.numerics import matmul_precision
-from nostall.attach.program.roots import MAX_CALLS, Switch, find_roots, obstacle
+from nostall.attach.program.roots import (
+    MAX_CALLS,
+    Switch,
+    find_roots,
+    obstacle,
+    program_identity,
+)
 from nostall.attach.program.segments import PARTS, Segments
 from nostall.attach.program.shadow import CLASSES, Call, clone, current_autocast
 from nostall.attach.program.tracing import Trace, trace_obstacle
@@ -286,6 +292,7 @@ class Session:
                 f for f in ("fused", "foreach") if any(can_set(o, f) for o in self.optimizers)
             ],
             "roots": [type(root).__name__ for root in self.roots],
+            "identity": program_identity(self.roots),
             "in_torch": any(is_in_torch(root) for root in self.roots),
             "images": any(has_images(root) for root in self.roots),
             "obstacle": self.switch_obstacle,

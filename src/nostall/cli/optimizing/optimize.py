@@ -119,8 +119,9 @@ def _run(
     earlier = read_earlier(resume, command, options.step) if resume else None
     starts: list[list[Entry]] = []
     result = run_job(
-        command, options, say, save=lambda r: _save(r, folder), earlier=earlier, starts=starts
-    )
+        command, options, say, save=lambda r: _save(r, folder), earlier=earlier, starts=starts,
+        own=folder,
+    )  # fmt: skip
     written = _write(result, folder)
     if written and earlier is None:  # what an earlier run asked is not in it
         written.append(write_recording(starts, options, result, folder))

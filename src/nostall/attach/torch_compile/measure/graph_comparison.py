@@ -22,7 +22,7 @@ from nostall.gpu.clock import Clock
 
 VERDICTS = {
     "faster": "faster as a whole",
-    "less memory": "less peak memory, at about the same speed",
+    "less memory": "less peak memory, and not slower beyond the noise",
     "more memory": "faster as a whole, but with more peak memory",
     "slower": "slower as a whole",
     "same": "no gain beyond the noise",
@@ -36,8 +36,6 @@ MOST_MEMORY = 1.02
 MEMORY_SLACK = 1 << 20
 LESS_MEMORY = 0.95
 """A peak memory below this share of that of Inductor's version is a reason for a candidate."""
-LEAST_RATIO = 0.97
-"""Least ratio of times at which chunked losses are selected for their memory."""
 RETRY_FACTOR = 4.0
 """If noise may hide a gain, the comparison is repeated, so many times as long."""
 
@@ -46,11 +44,8 @@ class NoStitchedKernel(Exception):
     """The candidate calls no stitched kernel, so there is nothing to compare."""
 
 
-def judge(record: ComparisonRecord, *, has_chunks: bool = False) -> str:
-    """The verdict on a candidate, by its time and its peak memory.
-
-    ``has_chunks``: whether its losses have no logits in memory, which may cost a little time.
-    """
+def judge(record: ComparisonRecord) -> str:
+    """The verdict on a candidate, by its time and its peak memory."""
     verdict = record.comparison().verdict
     if not record.inductor_bytes or record.stitched_bytes is None:
         return verdict
@@ -58,8 +53,7 @@ def judge(record: ComparisonRecord, *, has_chunks: bool = False) -> str:
     if verdict == "faster":
         return "more memory" if record.stitched_bytes > limit else verdict
     is_less = record.stitched_bytes < LESS_MEMORY * record.inductor_bytes - MEMORY_SLACK
-    is_fast = verdict == "same" or (has_chunks and record.ratio >= LEAST_RATIO)
-    return "less memory" if is_less and is_fast else verdict
+    return "less memory" if is_less and verdict == "same" else verdict
 
 
 def compare_graphs(

@@ -247,7 +247,7 @@ class GraphDispatcher:
         self.report.add_seconds("graph_comparison", time.perf_counter() - began)
         self.report.comparison = comparison
         self.report.kernels = self.report.kernels or len(kernels)
-        verdict = judge(comparison, has_chunks=bool(self.report.loss))
+        verdict = judge(comparison)
         selection = candidate.selection
         if verdict in CHOSEN:
             self._active = candidate.run
