@@ -93,9 +93,15 @@ class Runner:
 class Turns:
     """Programs that are started beside each other and stopped once they have started."""
 
-    def __init__(self, variables: Mapping[str, str], folder: Path, until: float) -> None:
-        """``until``: of ``time.perf_counter``."""
+    def __init__(
+        self, variables: Mapping[str, str], folder: Path, until: float, reserve: float = 0.0
+    ) -> None:
+        """``until``: of ``time.perf_counter``; ``reserve``: seconds before it, for the turns.
+
+        A program that has not started by then takes no turns.
+        """
         self.variables, self.folder, self.until = variables, folder, until
+        self.start_until = until - reserve
         self.failures: dict[str, str] = {}
         self.starts: dict[str, float] = {}
         """Seconds until a program had printed some lines."""
@@ -123,7 +129,7 @@ class Turns:
     def _start(self, name: str, runner: Runner) -> None:
         try:
             for _ in range(WARM_LINES):
-                line = runner.next_line(self.until)
+                line = runner.next_line(self.start_until)
             self.starts[name] = line.seconds - runner.began
         except ProgramFailed as error:
             self.failures[name] = str(error)
@@ -134,22 +140,28 @@ class Turns:
         for thread in self._threads:
             thread.join()
         running = {n: r for n, r in self._runners.items() if n not in self.failures}
-        try:
-            return _blocks(running, rounds, self.until)
-        except ProgramFailed as error:
-            self.failures["taking turns"] = str(error)
-            return {}
+        return _blocks(running, rounds, self.until, self.failures)
 
 
-def _blocks(runners: Mapping[str, Runner], rounds: int, until: float) -> dict[str, list[float]]:
-    """One block of each program a round, in random order; incomplete rounds are left out."""
+def _blocks(
+    runners: Mapping[str, Runner], rounds: int, until: float, failures: dict[str, str]
+) -> dict[str, list[float]]:
+    """One block of each program a round, in random order; incomplete rounds are left out.
+
+    ``failures``: programs that end before the first round are added.
+    """
     lines: dict[str, int] = {}
     for name, runner in runners.items():
-        times = _alone(runner, WARM_LINES, until)
+        try:
+            times = _alone(runner, WARM_LINES, until)
+        except ProgramFailed as error:
+            failures[name] = str(error)
+            runner.send(signal.SIGSTOP)
+            continue
         lines[name] = max(1, min(100, round(BLOCK_SECONDS / median(times))))
-    draw, samples = random.Random(0), {name: list[float]() for name in runners}
+    draw, samples = random.Random(0), {name: list[float]() for name in lines}
     for _ in range(rounds):
-        order = list(runners)
+        order = list(lines)
         draw.shuffle(order)
         try:
             found = {name: _block(runners[name], lines[name], until) for name in order}

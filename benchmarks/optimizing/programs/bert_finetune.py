@@ -45,7 +45,13 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=128)
+    parser.add_argument(
+        "--best", choices=["default", "graphs"], help="torch.compile, fused optimiser, workers"
+    )
+    parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
+    if args.tiny:
+        args.layers, args.width, args.batch, args.length = 2, 64, 4, 16
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     config = BertConfig(
@@ -54,21 +60,27 @@ def main() -> None:
     )  # fmt: skip
     model = BertForSequenceClassification(config).to(device)
     model.train()
+    workers = {"num_workers": 2, "pin_memory": True, "persistent_workers": True}
     loader = DataLoader(
-        Sentences(4096, args.length, config.vocab_size), args.batch, shuffle=True, drop_last=True
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
+        Sentences(4096, args.length, config.vocab_size), args.batch, shuffle=True, drop_last=True,
+        **(workers if args.best else {}),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, fused=True if args.best else None)
     schedule = get_scheduler(
         "linear", optimizer, num_warmup_steps=100, num_training_steps=args.steps
     )
+    if args.best:
+        model.compile(mode="reduce-overhead" if args.best == "graphs" else "default")
+    every = 5 if args.tiny else 20
     for step, batch in zip(range(args.steps), batches(loader), strict=False):
-        outputs = model(**{name: tensor.to(device) for name, tensor in batch.items()})
+        moved = {name: x.to(device, non_blocking=bool(args.best)) for name, x in batch.items()}
+        outputs = model(**moved)
         outputs.loss.backward()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        if step % 100 == 0:
-            print(f"step {step}, loss {outputs.loss.item():.4f}", flush=True)
+        if step % every == every - 1:
+            print(f"step {step + 1} loss {outputs.loss.item():.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,11 @@ from torch import nn
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1_000_000)
-parser.add_argument("--best", action="store_true", help="torch.compile, fused optimisers")
+parser.add_argument(
+    "--best",
+    choices=["default", "graphs"],
+    help="torch.compile, fused optimisers, one CUDA graph of a step",
+)
 parser.add_argument("--tiny", action="store_true")
 options = parser.parse_args()
 
@@ -38,22 +42,24 @@ def discriminator(width):
 
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
+graphs = options.best == "graphs" and device == "cuda"
 latent, width, batch, every = (16, 8, 4, 5) if options.tiny else (100, 64, 128, 20)
 maker, critic = generator(latent, width).to(device), discriminator(width).to(device)
-fused = True if options.best else None
-maker_optimizer = torch.optim.Adam(maker.parameters(), 2e-4, betas=(0.5, 0.999), fused=fused)
-critic_optimizer = torch.optim.Adam(critic.parameters(), 2e-4, betas=(0.5, 0.999), fused=fused)
+settings = {"lr": 2e-4, "betas": (0.5, 0.999), "fused": True if options.best else None}
+maker_optimizer = torch.optim.Adam(maker.parameters(), **settings, capturable=graphs)
+critic_optimizer = torch.optim.Adam(critic.parameters(), **settings, capturable=graphs)
 criterion = nn.BCEWithLogitsLoss()
 if options.best:
     torch.backends.cudnn.benchmark = True
-    maker.compile()
-    critic.compile()
+    maker, critic = torch.compile(maker), torch.compile(critic)
 
 real, fake = torch.ones(batch, device=device), torch.zeros(batch, device=device)
 images = torch.rand(4, batch, 3, 64, 64, device=device) * 2 - 1
-for step in range(options.steps):
+
+
+def train(images):
     critic.zero_grad()
-    loss_real = criterion(critic(images[step % 4]), real)
+    loss_real = criterion(critic(images), real)
     loss_real.backward()
     made = maker(torch.randn(batch, latent, 1, 1, device=device))
     loss_fake = criterion(critic(made.detach()), fake)
@@ -63,5 +69,24 @@ for step in range(options.steps):
     loss = criterion(critic(made), real)
     loss.backward()
     maker_optimizer.step()
+    return loss
+
+
+if graphs:  # of the whole step, since gradients of two losses are added up in it
+    current, stream = images[0].clone(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(11):
+            train(current)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = train(current).detach()
+for step in range(options.steps):
+    if graphs:
+        current.copy_(images[step % 4])
+        graph.replay()
+    else:
+        loss = train(images[step % 4])
     if step % every == every - 1:
         print(f"step {step + 1} loss {loss.item():.4f}", flush=True)

@@ -65,11 +65,22 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
+    parser.add_argument(
+        "--best", choices=["default", "graphs"], help="torch.compile, fused optimiser"
+    )
+    parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
+    if args.tiny:
+        args.layers, args.width, args.batch, args.length = 2, 64, 2, 32
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model = Model(args.layers, args.width, args.length).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=3e-4, weight_decay=0.1, fused=True if args.best else None
+    )
+    if args.best:
+        model.compile(mode="reduce-overhead" if args.best == "graphs" else "default")
+    every = 5 if args.tiny else 20
     for step in range(args.steps):
         batch = torch.randint(VOCABULARY, (args.batch, args.length + 1), device=device)
         with torch.autocast(device, torch.bfloat16):
@@ -79,8 +90,8 @@ def main() -> None:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % 100 == 0:
-            print(f"step {step}, loss {loss.item():.4f}", flush=True)
+        if step % every == every - 1:
+            print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
 
 
 if __name__ == "__main__":

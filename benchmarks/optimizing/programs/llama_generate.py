@@ -3,11 +3,13 @@
 import argparse
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100_000)
-parser.add_argument("--best", action="store_true", help="static cache, which compiles the model")
+parser.add_argument(
+    "--best", choices=["default", "graphs"], help="static cache, which compiles the model"
+)
 parser.add_argument("--tiny", action="store_true")
 options = parser.parse_args()
 
@@ -24,6 +26,8 @@ dtype = torch.float32 if options.tiny else torch.bfloat16
 model = LlamaForCausalLM(config).to(device, dtype).eval()
 if options.best:
     model.generation_config.cache_implementation = "static"
+    mode = "reduce-overhead" if options.best == "graphs" else "default"
+    model.generation_config.compile_config = CompileConfig(mode=mode)
 
 for step in range(options.steps):
     prompt = torch.randint(1, config.vocab_size, (batch, 64), device=device)

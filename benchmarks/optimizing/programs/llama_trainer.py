@@ -31,7 +31,7 @@ class Blocks(torch.utils.data.Dataset):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100_000)
-parser.add_argument("--best", action="store_true", help="torch.compile")
+parser.add_argument("--best", choices=["default", "graphs"], help="torch.compile")
 parser.add_argument("--tiny", action="store_true")
 parser.add_argument("--out", default=None)
 options = parser.parse_args()
@@ -51,11 +51,12 @@ arguments = TrainingArguments(
     max_steps=options.steps,
     learning_rate=3e-4,
     bf16=not options.tiny,
-    logging_steps=10,
+    logging_steps=5,
     save_strategy="no",
     report_to=[],
     disable_tqdm=True,
-    torch_compile=options.best,
+    torch_compile=options.best is not None,
+    torch_compile_mode="reduce-overhead" if options.best == "graphs" else None,
 )
 trainer = Trainer(
     model=model,

@@ -7,7 +7,9 @@ from torch import nn
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1_000_000)
-parser.add_argument("--best", action="store_true", help="channels_last, compile, fused optimiser")
+parser.add_argument(
+    "--best", choices=["default", "graphs"], help="channels_last, torch.compile, fused optimiser"
+)
 parser.add_argument("--tiny", action="store_true")
 options = parser.parse_args()
 
@@ -59,7 +61,7 @@ labels = torch.randint(0, 1000, (4, batch), device=device)
 if options.best:
     torch.backends.cudnn.benchmark = True
     model = model.to(memory_format=torch.channels_last)
-    model.compile()
+    model = torch.compile(model, mode="reduce-overhead" if options.best == "graphs" else "default")
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(
     model.parameters(), 0.05, momentum=0.9, weight_decay=1e-4, fused=True if options.best else None

@@ -45,20 +45,29 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument(
+        "--best", choices=["default", "graphs"], help="torch.compile, fused optimiser"
+    )
+    parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
+    if args.tiny:
+        args.layers, args.width, args.batch = 3, 32, 16
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     network = Network(64, args.width, args.layers).to(device)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, fused=True if args.best else None)
     target = torch.randn(64, device=device)
+    if args.best:
+        network.compile(mode="reduce-overhead" if args.best == "graphs" else "default")
+    every = 20 if args.tiny else 50
     for step in range(args.steps):
         features = torch.randn(args.batch, 64, device=device)
         optimizer.zero_grad()
         loss = functional.mse_loss(network(features), features @ target)
         loss.backward()
         optimizer.step()
-        if step % 500 == 0:
-            print(f"step {step}, loss {loss.item():.4f}", flush=True)
+        if step % every == every - 1:
+            print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ from torch import nn
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1_000_000)
-parser.add_argument("--best", action="store_true", help="torch.compile and a fused optimiser")
+parser.add_argument(
+    "--best", choices=["default", "graphs"], help="torch.compile and a fused optimiser"
+)
 parser.add_argument("--tiny", action="store_true")
 options = parser.parse_args()
 
@@ -149,7 +151,7 @@ words, width, layers, batch, length = (
 model = Model(words, width, layers).to("cuda", torch.bfloat16)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True if options.best else None)
 if options.best:
-    model.compile()
+    model.compile(mode="reduce-overhead" if options.best == "graphs" else "default")
 
 tokens = torch.randint(0, words, (4, batch, length + 1), device="cuda")
 for step in range(options.steps):

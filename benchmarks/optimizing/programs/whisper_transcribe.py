@@ -3,11 +3,13 @@
 import argparse
 
 import torch
-from transformers import WhisperConfig, WhisperForConditionalGeneration
+from transformers import CompileConfig, WhisperConfig, WhisperForConditionalGeneration
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100_000)
-parser.add_argument("--best", action="store_true", help="static cache and a compiled forward pass")
+parser.add_argument(
+    "--best", choices=["default", "graphs"], help="static cache and a compiled forward pass"
+)
 parser.add_argument("--tiny", action="store_true")
 options = parser.parse_args()
 
@@ -28,7 +30,9 @@ model = WhisperForConditionalGeneration(config).to(device, dtype).eval()
 model.generation_config.update(eos_token_id=None, pad_token_id=0, decoder_start_token_id=1)
 if options.best:
     model.generation_config.cache_implementation = "static"
-    model.forward = torch.compile(model.forward)
+    mode = "reduce-overhead" if options.best == "graphs" else "default"
+    model.generation_config.compile_config = CompileConfig(mode=mode)
+    model.forward = torch.compile(model.forward, mode=mode)
 
 for step in range(options.steps):
     audio = torch.randn(batch, 80, frames, device=device, dtype=dtype)

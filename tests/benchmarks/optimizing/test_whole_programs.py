@@ -18,6 +18,7 @@ from benchmarks.optimizing.whole_programs import (
     BUNDLE,
     FOLDER,
     NULL,
+    best_of,
     programs,
     ratios,
 )
@@ -49,16 +50,14 @@ def test_a_program_does_not_know_nostall(path: Path) -> None:
         for name in node.names
     }  # fmt: skip
     assert "nostall" not in text and imported <= {"argparse", "math", "tempfile", "torch", "triton"}
-    assert '"--steps"' in text
+    assert all(f'"--{option}"' in text for option in ("steps", "best", "tiny"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--best"]])
+@pytest.mark.parametrize("options", [[], ["--best", "default"], ["--best", "graphs"]])
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_program_prints_its_steps(path: Path, options: list[str]) -> None:
     pytest.importorskip("torch")
-    if not all(f'"--{option}"' in path.read_text() for option in ("best", "tiny")):
-        pytest.skip("it has no such options")
     if path.stem == "triton_kernels":
         pytest.skip("it needs a GPU")
     if path.stem == "llama_trainer":
@@ -106,10 +105,14 @@ def test_the_measured_ratios_follow_from_their_samples() -> None:
 
 
 def test_ratios_are_of_those_that_ran() -> None:
-    samples = {AS_WRITTEN: [2.0, 2.1, 2.0], NULL: [2.0, 2.0, 2.1], BEST: [1.0, 1.0, 1.1]}
+    default, graphs = f"{BEST}, default", f"{BEST}, graphs"
+    samples = {AS_WRITTEN: [2.0, 2.1, 2.0], NULL: [2.0, 2.0, 2.1], default: [1.0, 1.0, 1.1]}
     found = ratios(samples)
-    assert found.keys() == {f"{AS_WRITTEN} / {BEST}"}
+    assert found.keys() == {f"{AS_WRITTEN} / {arm}" for arm in (default, BEST)}
     assert found[f"{AS_WRITTEN} / {BEST}"]["ratio"] == pytest.approx(2.0, rel=0.1)
     found = ratios({**samples, BUNDLE: [0.5, 0.5, 0.5]})
     assert found[f"{BEST} / {BUNDLE}"]["ratio"] == pytest.approx(2.0)
     assert found[f"{AS_WRITTEN} / {BUNDLE}"]["null_interval"][0] <= 1.0
+    assert best_of(samples) == "default"
+    assert best_of({**samples, graphs: [0.9, 0.9, 1.2]}) == "graphs"
+    assert best_of({AS_WRITTEN: [2.0, 2.1]}) is None
