@@ -12,7 +12,8 @@ person sets with flags in half an hour: torch.compile in its default mode or wit
 The faster of the two is "best settings"; it is chosen by the samples that it is compared with, so
 chance favours it.  Other number formats and ``mode="max-autotune"`` are not among them.
 
-A program that is in OUT already is measured again and replaced; the others are kept.  Where nothing
+A program that is in OUT already is measured again and replaced; the others are kept.  With
+``--merge FILE ...`` nothing runs: OUT gets the programs of these files.  Where nothing
 is proven there is no bundle, and the program runs as written.  What the processes print, and
 the recording for `nostall optimize --replay`, go to ``logs`` beside OUT.
 """
@@ -28,11 +29,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.result_file import load, save
+from benchmarks.harness.result_file import head, load, save
 from benchmarks.optimizing.taking_turns import Turns
 from nostall.core.errors import BadInput
 from nostall.core.measurement import Comparison
@@ -42,7 +44,7 @@ SPLIT = Path(__file__).with_name("split.json")
 AS_WRITTEN, NULL, BEST, BUNDLE = "as written", "as written again", "best settings", "bundle"
 MODES = ("default", "graphs")
 """Values of ``--best``."""
-TURNS_SECONDS, BUNDLE_SECONDS = 40.0, 20.0
+TURNS_SECONDS, BUNDLE_SECONDS = 40.0, 35.0
 """Time that is kept for the turns of a program, and for the start with its bundle."""
 
 
@@ -112,6 +114,15 @@ def ratios(samples: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return found
 
 
+def merged(files: Sequence[Path]) -> dict[str, Any]:
+    """The programs of result files by name; later files replace those of earlier ones."""
+    rows: dict[str, Any] = {}
+    for content in map(load, files):
+        for name, row in content["programs"].items():
+            rows[name] = {"date": content["date"], "command": content["command"], **row}
+    return {name: rows[name] for name in programs() if name in rows}
+
+
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One program: optimise it, then compare its arms."""
     begin = time.perf_counter()
@@ -142,7 +153,9 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         for path in (*folder.glob("*.log"), *folder.glob("optimized/recording.json.gz")):
             shutil.copy(path, logs)
     return {
-        "kind": programs()[name], "split": split_of(name), "optimize": found,
+        **{key: value for key, value in head().items() if key in ("date", "command")},
+        "transformers": version("transformers"), "kind": programs()[name],
+        "split": split_of(name), "optimize": found,
         "bundle": has_bundle, "step_seconds": samples, "best": best_of(samples),
         "ratios": ratios(samples), "failures": turns.failures, "seconds_until_warm": turns.starts,
         "seconds": time.perf_counter() - begin,
@@ -164,6 +177,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--total", type=float, help="start no program that could end later, s")
     parser.add_argument("--rounds", type=int, default=10, help="blocks of each arm")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, for tests")
+    parser.add_argument("--merge", nargs="+", type=Path, help="only merge the programs of files")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -172,7 +186,11 @@ def main(options: argparse.Namespace) -> int:
     names = options.programs or list(known)
     if unknown := sorted(set(names) - set(known)):
         raise BadInput(f"--programs {unknown[0]!r} is unknown; known are {', '.join(known)}")
-    rows: dict[str, Any] = load(options.out)["programs"] if options.out.exists() else {}
+    rows = merged([options.out] if options.out.exists() else [])
+    if options.merge:
+        rows = merged(options.merge)
+        save(options.out, kind="measured", tiny=options.tiny, programs=rows)
+        return 0
     failed, begin = False, time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nostall-caches-") as cache:
         options.cache = Path(cache)

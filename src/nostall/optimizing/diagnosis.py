@@ -20,7 +20,6 @@ MUCH_IDLE = 0.3
 """The same from which they are tried before anything else."""
 GRAPHS = "CUDA graphs"
 NOSTALL = "back end nostall"
-GPU_NOT_MEASURED = "on GPUs this command is measured on one program so far"
 EVIDENCE = "1.10 to 2.34 on six models, H200 (docs/results/torch-compile.md)"
 """Measured gain of torch.compile over eager mode."""
 
@@ -231,15 +230,17 @@ def _device_reason(facts: Facts, parts: Sequence[str]) -> str:
 def _compile_levels(facts: Facts) -> list[Level]:
     roots, cuda = ", ".join(facts.raw["roots"]) or "module", facts.raw["cuda"]
     results = "within rounding, or other random numbers"
+    graphs_first = (facts.idle or 0.0) > MUCH_IDLE
     # A module of PyTorch's own classes is not compiled by its method.
     line = "model = torch.compile(model{})" if facts.raw["in_torch"] else "model.compile({})"
     levels = [_level(
-        facts, "torch.compile", "compile", "inductor", minutes=1.5, result_class=results,
+        facts, "torch.compile", "compile", "inductor", minutes=0.5 if graphs_first else 1.5,
+        result_class=results,
         expected=EVIDENCE if cuda else "not measured on CPUs", line=_written(line, "", roots),
     )]  # fmt: skip
     if cuda:
         graphs = _level(
-            facts, GRAPHS, "compile", "reduce-overhead", minutes=1.5,
+            facts, GRAPHS, "compile", "reduce-overhead", minutes=1.5 if graphs_first else 0.5,
             result_class=results, expected="not measured",
             line=_written(line, 'mode="reduce-overhead"', f"{roots}; clone outputs that you keep"),
         )  # fmt: skip

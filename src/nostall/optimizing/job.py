@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 
 from nostall.core.errors import BadInput
 from nostall.optimizing.diagnosis import (
-    GPU_NOT_MEASURED,
     NO_GAIN,
     Facts,
     Level,
@@ -223,8 +222,6 @@ class _Job:
             self.earlier.check(self.facts)
         if raw["step_is"]:
             self.result.notes.append(f"no optimiser steps: a step is {raw['step_is']}")
-        if raw["cuda"]:
-            self.result.notes.append(GPU_NOT_MEASURED)
         if not raw["main_thread"]:
             self.result.notes.append("steps run in a thread: only it ends at the last step")
 

@@ -31,8 +31,11 @@ RECORDING_FILE = "recording.json.gz"
 MAX_BYTES = 1 << 28
 DERIVED = ("levels", "certificate_of_no_gain", "attempts", "kept", "together", "second_start")
 """Keys of the result that follow from the recorded answers, compared first."""
-NOT_DERIVED = ("notes", "files_written_while_watched", "program_exit_code")
-"""Keys of the result that do not follow from the recorded answers."""
+NOT_DERIVED = ("notes", "files_written_while_watched", "program_exit_code", "lines")
+"""Keys of the result that do not follow from the recorded answers, or repeat texts of levels."""
+TEXTS = ("reason", "expected", "minutes", "line")
+"""Keys of levels and attempts that a later version may word or estimate otherwise; a replay shows
+its own, and what they tell is in other keys."""
 
 
 class Entry(StrictModel):
@@ -197,22 +200,28 @@ def read_recording(path: Path) -> Recording:
 
 def check_same(recording: Recording, result: Result) -> None:
     """Raises :class:`BadInput` if a verdict of the recording does not follow from its answers."""
-    derived = {**_plain(result.as_json()), "nostall": recording.nostall}
+    derived = _decided({**_plain(result.as_json()), "nostall": recording.nostall})
+    recorded = _decided(recording.result)
     if new := [note for note in result.notes if note not in recording.result.get("notes", [])]:
         raise BadInput(
             f"--replay: the samples give the note {_short(new[0])}, which the recording lacks; it "
             "was changed: record the program again"
         )
-    for key in dict.fromkeys([*DERIVED, *derived, *recording.result]):
-        if key not in NOT_DERIVED and not _equal(recording.result.get(key), derived.get(key)):
-            place, recorded, found = _first_difference(
-                key, recording.result.get(key), derived.get(key)
-            )
+    for key in dict.fromkeys([*DERIVED, *derived, *recorded]):
+        if key not in NOT_DERIVED and not _equal(recorded.get(key), derived.get(key)):
+            place, old, found = _first_difference(key, recorded.get(key), derived.get(key))
             raise BadInput(
-                f"--replay: {place} is {_short(recorded)} in the recording, and its samples give "
+                f"--replay: {place} is {_short(old)} in the recording, and its samples give "
                 f"{_short(found)}: the recording was changed, or nostall {recording.nostall} "
                 f"decides otherwise than {__version__}; record the program again"
             )
+
+
+def _decided(value: Any) -> Any:
+    """A JSON value without :data:`TEXTS`."""
+    if isinstance(value, dict):
+        return {key: _decided(item) for key, item in value.items() if key not in TEXTS}
+    return [_decided(item) for item in value] if isinstance(value, list) else value
 
 
 def _first_difference(place: str, one: Any, other: Any) -> tuple[str, Any, Any]:

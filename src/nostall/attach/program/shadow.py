@@ -373,8 +373,13 @@ def _stepped(
 def _different_form(original: Outcome, changed: Outcome) -> str:
     """How the form of the outputs or gradients differs; empty if it does not."""
     if original.form[0] != changed.form[0]:
+        one, other = str(changed.form[0]), str(original.form[0])
+        pairs = enumerate(zip(one, other, strict=False))
+        at = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+        at = max(0, at - 50) if at > 80 else 0  # the part that differs
+        more = "..." if at else ""
         return (
-            f"outputs are {str(changed.form[0])[:90]}, of the original {str(original.form[0])[:90]}"
+            f"outputs are {more}{one[at : at + 90]}, of the original {more}{other[at : at + 90]}"
         )
     if original.form[1] != changed.form[1]:
         lacking = sum(a and not b for a, b in zip(original.form[1], changed.form[1], strict=True))

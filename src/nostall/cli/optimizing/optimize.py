@@ -88,7 +88,7 @@ def optimize(
     are then switched on and off between steps: `torch.compile`, CUDA graphs and the back end
     nostall on GPUs, `channels_last`, a fused or foreach optimiser. A change is kept if its results
     are proven on copies and the whole program's step is faster beyond the noise. The program is
-    ended at an agreed step. On GPUs it is measured on one program so far.
+    ended at an agreed step.
     """
     if replay is not None:
         _replay(replay, command, out_folder, quiet=quiet, format=format)

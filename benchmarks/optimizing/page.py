@@ -1,0 +1,193 @@
+"""``docs/results/optimize.md``: whole programs as written, with their best settings, and bundles.
+
+python -m benchmarks page optimize
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.harness.markdown import PAGES
+from benchmarks.harness.result_file import load, results
+from benchmarks.harness.template import render_page
+from benchmarks.optimizing.whole_programs import AS_WRITTEN, BEST, BUNDLE, MODES
+
+PAGE = PAGES / "optimize.md"
+FILE = results("optimizing") / "programs_h200.json"
+_HALVES = {"developed": "developed", "held_out": "held out"}
+
+Row = Mapping[str, Any]
+Ratio = tuple[float, float, float]
+"""A ratio and its interval."""
+
+
+def text() -> str:
+    """The whole page."""
+    rows = load(FILE)["programs"]
+    measured = measured_rows(rows)
+    halves = [row["split"] for row in rows.values()]
+    values = {
+        "gpus": "; ".join(sorted({m for row in rows.values() if (m := _machine(row))})),
+        "developed": halves.count("developed"), "held_out": halves.count("held_out"),
+        "files": FILE, "summary": _summary(measured),
+        "rows": [_row(name, row) for name, row in measured.items()],
+        "means": list(_means(measured)),
+        "modes": [_modes(name, row) for name, row in measured.items()],
+        "failures": [
+            (f"`{name}`", *one) for name, row in rows.items() for one in row["failures"].items()
+        ],
+        "tried": [(f"`{name}`", *one) for name, row in rows.items() for one in _tried(row)],
+        "untried": _untried(rows), "bounds": _bounds(rows),
+        "lines": "5 to 50 steps each", "times": [_times(name, row) for name, row in rows.items()],
+        "commands": _commands(rows),
+    }  # fmt: skip
+    return render_page(__file__, PAGE, values)
+
+
+def measured_rows(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Programs whose step was measured as written and in what nostall ships for them."""
+    arms = {n: (AS_WRITTEN, BUNDLE) if r["bundle"] else (AS_WRITTEN,) for n, r in rows.items()}
+    return {n: r for n, r in rows.items() if all(r["step_seconds"].get(a) for a in arms[n])}
+
+
+def shipped(row: Row, over: str) -> Ratio | None:
+    """What ships beside ``AS_WRITTEN`` or ``BEST``: the bundle, or without one the program itself.
+
+    None if that was not measured.
+    """
+    found = row["ratios"]
+    if row["bundle"]:
+        return _ratio(found.get(f"{over} / {BUNDLE}"))
+    if over == AS_WRITTEN:
+        return (1.0, 1.0, 1.0)
+    best = _ratio(found.get(f"{AS_WRITTEN} / {BEST}"))
+    return None if best is None else (1 / best[0], 1 / best[2], 1 / best[1])
+
+
+def _ratio(found: Row | None) -> Ratio | None:
+    return None if found is None else (found["ratio"], *found["interval"])
+
+
+def _shown(ratio: Ratio | None) -> str:
+    return "–" if ratio is None else f"{ratio[0]:.3f} ({ratio[1]:.3f} to {ratio[2]:.3f})"
+
+
+def _machine(row: Row) -> str:
+    found = row["optimize"]
+    if "device" not in found:
+        return ""
+    return f"{found['device']}, driver {found['driver']}, PyTorch {found['torch']}"
+
+
+def _summary(rows: Mapping[str, Row]) -> str:
+    kept = sum(row["bundle"] for row in rows.values())
+    seconds = max(row["optimize"]["seconds"] for row in rows.values())
+    return (
+        f"Of {len(rows)} measured programs, nostall proved a gain of {kept}. The longest run of "
+        f"`nostall optimize` took {seconds / 60:.1f} minutes."
+    )
+
+
+def _row(name: str, row: Row) -> dict[str, Any]:
+    null: Row = row["ratios"].get(f"{AS_WRITTEN} / {BUNDLE}") or next(
+        iter(row["ratios"].values()), {}
+    )
+    interval = null.get("null_interval")
+    return {
+        "name": name, "kind": row["kind"], "half": _HALVES[row["split"]],
+        "as_written": median(row["step_seconds"][AS_WRITTEN]), "best": row["best"],
+        "over_best_settings": _shown(_ratio(row["ratios"].get(f"{AS_WRITTEN} / {BEST}"))),
+        "over_bundle": _shown(shipped(row, AS_WRITTEN) if row["bundle"] else None),
+        "best_over_bundle": _shown(shipped(row, BEST)),
+        "null": interval and f"{interval[0]:.3f} to {interval[1]:.3f}",
+        "kept": ", ".join(row["optimize"].get("kept", [])) or "nothing",
+    }  # fmt: skip
+
+
+def _means(rows: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
+    for over in (AS_WRITTEN, BEST):
+        for half in ("all", *_HALVES):
+            chosen = [row for row in rows.values() if half in ("all", row["split"])]
+            found = [ratio for row in chosen if (ratio := shipped(row, over)) is not None]
+            if found:
+                yield {
+                    "over": over, "half": f"{len(found)}, {_HALVES.get(half, half)}",
+                    "ratios": [ratio for ratio, _, _ in found],
+                    "faster": sum(low > 1 for _, low, _ in found),
+                    "slower": sum(high < 1 for _, _, high in found),
+                }  # fmt: skip
+
+
+def _modes(name: str, row: Row) -> dict[str, Any]:
+    found = {m: _shown(_ratio(row["ratios"].get(f"{AS_WRITTEN} / {BEST}, {m}"))) for m in MODES}
+    return {"name": name, "best": row["best"], **found}
+
+
+def _tried(row: Row) -> Iterator[tuple[str, str, str]]:
+    """What was not kept: attempts, then changes that this program cannot take."""
+    found = row["optimize"]
+    if failure := found.get("failure"):
+        yield "–", "no answer", failure
+    for attempt in found.get("attempts", []):
+        if attempt["outcome"] != "kept":
+            yield attempt["change"]["name"], attempt["outcome"], attempt["reason"]
+    for level in found.get("levels", []):
+        if not level["change"] and not level["reason"].startswith("advice"):
+            yield level["name"], "not possible", level["reason"]
+    for note in found.get("notes", []):
+        if match := re.match(r"not tried in (--minutes \S+): (.+), which takes", note):
+            yield match[2], "not tried", f"too little of {match[1]} was left"
+        elif "are over" in note or "ended" in note:
+            yield "–", "ended", note
+
+
+def _untried(rows: Mapping[str, Row]) -> str:
+    answers = [row["optimize"] for row in rows.values()]
+    certificates = sum(bool(answer.get("certificate_of_no_gain")) for answer in answers)
+    silent = sum("levels" not in answer for answer in answers)
+    return (
+        f"Programs without an answer of `nostall optimize`: {silent}. Certificates of no gain: "
+        f"{certificates}; they need a bound."
+    )
+
+
+def _bounds(rows: Mapping[str, Row]) -> str:
+    tried = [
+        level for row in rows.values() for level in row["optimize"].get("levels", [])
+        if level["change"]
+    ]  # fmt: skip
+    bounded = sum(level["bound"] is not None for level in tried)
+    return (
+        f"{bounded} of {len(tried)} changes had a bound of their gain. On GPUs a bound comes from "
+        "a trace, which only `--dry-run` takes; here no program was traced, so no bound could be "
+        "held or broken."
+    )
+
+
+def _times(name: str, row: Row) -> dict[str, Any]:
+    starts: Mapping[str, float] = row["seconds_until_warm"]
+    return {
+        "name": name, "minutes": _minutes(row["command"]), "seconds": row["optimize"]["seconds"],
+        "as_written": starts.get(AS_WRITTEN), "best": starts.get(f"{BEST}, {row['best']}"),
+        "bundle": starts.get(BUNDLE),
+    }  # fmt: skip
+
+
+def _minutes(command: str) -> float:
+    found = re.search(r"--minutes (\S+)", command)
+    assert found is not None, command
+    return float(found[1])
+
+
+def _commands(rows: Mapping[str, Row]) -> str:
+    lines = sorted({f"{row['date'][:10]}  {row['command']}" for row in rows.values()})
+    return "```\n" + "\n".join(lines) + "\n```"
+
+
+def ratios_over(over: str, rows: Mapping[str, Row]) -> Sequence[float]:
+    """Ratio of what ships for each measured program; see :func:`shipped`."""
+    found = (shipped(row, over) for row in measured_rows(rows).values())
+    return [ratio[0] for ratio in found if ratio is not None]
