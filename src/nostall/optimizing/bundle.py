@@ -30,9 +30,16 @@ class BundledChange(StrictModel):
     """One change, and what it gained."""
 
     name: str
-    kind: Literal["compile", "optimizer", "memory_format", "matmul_precision"]
+    kind: Literal["compile", "optimizer", "memory_format", "matmul_precision", "generation"]
     value: Literal[
-        "inductor", "reduce-overhead", "nostall", "fused", "foreach", "channels_last", "high"
+        "inductor",
+        "reduce-overhead",
+        "nostall",
+        "fused",
+        "foreach",
+        "channels_last",
+        "high",
+        "static",
     ]
     result_class: str
     """What it does to results; ``changes numbers`` only after ``--allow-numerics``."""

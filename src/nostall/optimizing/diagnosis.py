@@ -144,7 +144,10 @@ class Level:
 
 def diagnose(facts: Facts) -> list[Level]:
     """The levels of a program: those to try in their order, then advice."""
-    levels = [*_compile_levels(facts), *_optimizer_levels(facts), *_layout_levels(facts)]
+    levels = [
+        *_generation_levels(facts), *_compile_levels(facts), *_optimizer_levels(facts),
+        *_layout_levels(facts),
+    ]  # fmt: skip
     levels.sort(key=lambda level: level.name == NOSTALL)  # it takes longest
     if (facts.idle or 0.0) > MUCH_IDLE:
         levels.sort(key=lambda level: level.name != GRAPHS)
@@ -185,6 +188,7 @@ _PARTS = {
     "compile": ("forward", "backward"),
     "optimizer": ("optimizer",),
     "memory_format": ("forward", "backward", "optimizer"),
+    "generation": ("forward",),
 }
 """Parts of a step that a kind of change may touch."""
 
@@ -252,6 +256,18 @@ def _compile_levels(facts: Facts) -> list[Level]:
         ))  # fmt: skip
     obstacle = facts.raw["obstacle"]
     return [_unusable(level, obstacle) for level in levels] if obstacle else levels
+
+
+def _generation_levels(facts: Facts) -> list[Level]:
+    """A cache of fixed size, with which transformers compiles the steps of its ``generate``."""
+    if not facts.raw.get("generates"):  # recordings of earlier versions have no such key
+        return []
+    level = _level(
+        facts, "static cache", "generation", "static", minutes=1.5, expected="not measured",
+        result_class="within rounding",
+        line='model.generation_config.cache_implementation = "static"',
+    )  # fmt: skip
+    return [_unusable(level, facts.raw["obstacle"]) if facts.raw["obstacle"] else level]
 
 
 def _written(line: str, argument: str, remark: str) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nostall.attach.program.generation import StaticCache
 from nostall.attach.program.numerics import MatmulPrecision
 from nostall.attach.program.roots import RefusedOutput, Switch
 from nostall.attach.program.shadow import Call, Finding, check_module, check_optimizer, map_tensors
@@ -333,7 +334,7 @@ def can_set(optimizer: Any, flag: str) -> bool:
     return bool(parameters) and unset and other and plain and not is_default
 
 
-Change = Compile | OptimizerFlag | ChannelsLast | MatmulPrecision
+Change = Compile | OptimizerFlag | ChannelsLast | MatmulPrecision | StaticCache
 """Each has ``check``, which tries it on copies, ``on`` and ``off``, which can be repeated, and
 ``missing``, for programs that a bundle was not measured on."""
 
@@ -354,5 +355,7 @@ def make_change(
         return OptimizerFlag(optimizers, value)
     if kind == "memory_format":
         return ChannelsLast(switches, optimizers)
-    known = "compile, optimizer and memory_format"
+    if kind == "generation":
+        return StaticCache(switches, value)
+    known = "compile, optimizer, memory_format and generation"
     raise ValueError(f"the change {kind!r} is unknown; this nostall knows {known}")

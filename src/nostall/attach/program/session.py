@@ -26,6 +26,7 @@ from nostall.attach.program.changes import (
     restore_version_limit,
 )
 from nostall.attach.program.channel import Channel
+from nostall.attach.program.generation import GenerateCall, can_be_static, generated
 from nostall.attach.program.machine import cpu_name, driver_version
 from nostall.attach.program.numerics import matmul_precision
 from nostall.attach.program.roots import (
@@ -34,6 +35,7 @@ from nostall.attach.program.roots import (
     find_roots,
     obstacle,
     program_identity,
+    shapes,
 )
 from nostall.attach.program.segments import PARTS, Segments
 from nostall.attach.program.shadow import CLASSES, Call, clone, current_autocast
@@ -72,7 +74,9 @@ class Session:
         self.steps = self.optimizer_steps = 0
         self._calls: list[Any] = []
         self._keys: dict[Any, int] = {}
-        self._captures: dict[int, dict[Any, Call]] | None = None
+        self._captures: dict[int, dict[Any, Call | GenerateCall]] | None = None
+        self._generates = False
+        """Whether a step calls ``generate`` of a model whose cache could be static."""
         self._order: Mapping[str, Any] | None = None
         self._phase: Schedule | Warming | None = None
         self._watched: list[tuple[int, float, dict[str, float]]] | None = []
@@ -110,6 +114,27 @@ class Session:
             self._overflows.append(True if found is None else found)
         if self.settings.get("step") is None and self.borders.note(id(optimizer)):
             self.on_border()
+
+    def calls_noted(self) -> int:
+        """How many calls of this step are noted so far."""
+        return len(self._calls)
+
+    def on_generate(self, model: Any, call: GenerateCall, result: Any, before: int) -> None:
+        """A call of ``generate`` has ended; it counts as one call, for the calls since ``before``.
+
+        A step is then the same whichever cache it has: decoding that is compiled makes no calls
+        that are seen.
+        """
+        if self._busy or self._ended:
+            return
+        form = shapes((call.args, call.kwargs, result))
+        self._calls[before:] = [(generated(model), (model.training, False), form)]
+        self._generates = self._generates or can_be_static(model)
+        if self._captures is not None:
+            with contextlib.suppress(Exception):  # any error of a user's __deepcopy__
+                args, kwargs = clone((call.args, call.kwargs))
+                kept = call._replace(args=args, kwargs=kwargs)
+                self._captures.setdefault(generated(model), {})[0] = kept
 
     def on_border(self) -> None:
         """A step of the program has ended."""
@@ -295,6 +320,7 @@ class Session:
             "identity": program_identity(self.roots),
             "in_torch": any(is_in_torch(root) for root in self.roots),
             "images": any(has_images(root) for root in self.roots),
+            "generates": self._generates,
             "obstacle": self.switch_obstacle,
             "loader": self.segments.loaders,
             "peak_bytes": torch.cuda.max_memory_allocated()
@@ -364,9 +390,11 @@ class Session:
         """Check the change once calls were seen; where modules are not switched, at once."""
         assert self._captures is not None
         wanted = len(self.switches) if not self.switch_obstacle else 0
-        if len(self._captures) < wanted and now < self._capture_until:
+        if sum(number >= 0 for number in self._captures) < wanted and now < self._capture_until:
             return
-        calls = {number: list(found.values()) for number, found in self._captures.items()}
+        calls: dict[int, list[Any]] = {
+            number: list(found.values()) for number, found in self._captures.items()
+        }
         self._captures = self._order = None
         self._sync()
         begin = _clock()

@@ -108,7 +108,7 @@ def check_module(
     try:
         return _Bench(root).check(usable, make, warm, drops)
     except Exception as error:  # any error of a user's __deepcopy__, the compiler or its code
-        return Finding(CLASSES[0], f"a changed copy fails, so nothing is proven: {_line(error)}")
+        return Finding(CLASSES[0], f"a changed copy fails, so nothing is proven: {line_of(error)}")
     finally:
         gc.collect()  # a copy and its versions refer to each other, and fill the GPU's memory
 
@@ -190,7 +190,7 @@ class _Bench:
     ) -> Outcome:
         """Forward and backward pass from the copied state; ``moved``: by one rounding."""
         torch, module = self.torch, self.module
-        shifting, moving = _Generators(5), _Generators(1000 + number)
+        shifting, moving = Generators(5), Generators(1000 + number)
         with torch.no_grad():
             for tensor, value in self.state:
                 tensor.copy_(moving.moved(shifting.moved(value, self.shift), moved))
@@ -224,7 +224,7 @@ class _Bench:
     def _backward(self, outputs: Sequence[Any]) -> None:
         """Gradients of a fixed random sum of all outputs."""
         torch = self.torch
-        generators = _Generators(3)
+        generators = Generators(3)
         parts = [
             (
                 o.float() * torch.randn(o.shape, generator=generators[o.device], device=o.device)
@@ -247,7 +247,7 @@ class _Bench:
         return eps
 
 
-class _Generators(defaultdict[Any, Any]):
+class Generators(defaultdict[Any, Any]):
     """One generator of random numbers a device, all with one seed: the host's are slow to move."""
 
     def __init__(self, seed: int) -> None:
@@ -320,7 +320,7 @@ def check_optimizer(optimizer: Any, change: Callable[[Any], None]) -> Finding:
                 return Finding(CLASSES[3], excess)
             largest, worst = max(largest, distance), CLASSES[1] if distance else worst
     except Exception as error:  # any error: the change stays off
-        return Finding(CLASSES[0], f"the changed optimiser fails: {_line(error)}")
+        return Finding(CLASSES[0], f"the changed optimiser fails: {line_of(error)}")
     return Finding(worst, detail=f"at most {largest:.2f} of the allowed distance")
 
 
@@ -345,7 +345,7 @@ def _stepped(
 ) -> Outcome:
     """The parameters of ``chunk`` and their state after a step of a copy of ``optimizer``."""
     torch = sys.modules["torch"]
-    generators = _Generators(number)
+    generators = Generators(number)
     chosen = {id(p) for p in chunk}
     groups = [
         {**group, "params": [p for p in group["params"] if id(p) in chosen]}
@@ -378,9 +378,7 @@ def _different_form(original: Outcome, changed: Outcome) -> str:
         at = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
         at = max(0, at - 50) if at > 80 else 0  # the part that differs
         more = "..." if at else ""
-        return (
-            f"outputs are {more}{one[at : at + 90]}, of the original {more}{other[at : at + 90]}"
-        )
+        return f"outputs are {more}{one[at : at + 90]}, of the original {more}{other[at : at + 90]}"
     if original.form[1] != changed.form[1]:
         lacking = sum(a and not b for a, b in zip(original.form[1], changed.form[1], strict=True))
         return f"{lacking} gradients are missing, or there are others than the original's"
@@ -505,5 +503,5 @@ def _random_state(torch: Any) -> bytes:
     return bytes(state)
 
 
-def _line(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"

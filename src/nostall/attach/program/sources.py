@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nostall.attach.import_hooks import quietly
+from nostall.attach.program.generation import GenerateCall
 from nostall.attach.program.periods import (
     MOST_CALLS,
     VARIED_CALLS,
@@ -150,11 +151,13 @@ class OutermostCalls:
         def noted(model: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._counts() or self._generated is not None:
                 return generate(model, *args, **kwargs)
-            self._generated = []
+            self._generated, before = [], self.session.calls_noted()
             try:
                 result = generate(model, *args, **kwargs)
             finally:
                 inside, self._generated = self._generated, None
+            made = GenerateCall(generate, args, kwargs)
+            self._noted(self.session.on_generate, model, made, result, before)
             work = tuple((call.unit, call.work) for call in inside)
             self._noted(self._ended, id(model) + 1, _Generate(model), work, len(inside))
             return result
