@@ -107,6 +107,23 @@ class Turns:
         """Seconds until a program had printed some lines."""
         self._runners: dict[str, Runner] = {}
         self._threads: list[threading.Thread] = []
+        self._starting: set[str] = set()
+        self._is_held = False
+        self._lock = threading.Lock()
+
+    def hold(self) -> None:
+        """Stop the programs that start."""
+        with self._lock:
+            self._is_held = True
+            for name in self._starting:
+                self._runners[name].send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let the programs go on that were starting."""
+        with self._lock:
+            self._is_held = False
+            for name in self._starting:
+                self._runners[name].send(signal.SIGCONT)
 
     def __enter__(self) -> Turns:
         return self
@@ -122,6 +139,10 @@ class Turns:
         """
         log = self.folder / f"{name.replace(' ', '-')}.log"
         self._runners[name] = runner = Runner(command, {**self.variables, **changes}, log)
+        with self._lock:
+            self._starting.add(name)
+            if self._is_held:
+                runner.send(signal.SIGSTOP)
         thread = threading.Thread(target=self._start, args=(name, runner), daemon=True)
         thread.start()
         self._threads.append(thread)
@@ -133,12 +154,18 @@ class Turns:
             self.starts[name] = line.seconds - runner.began
         except ProgramFailed as error:
             self.failures[name] = str(error)
-        runner.send(signal.SIGSTOP)
+        with self._lock:
+            self._starting.discard(name)
+            runner.send(signal.SIGSTOP)
+
+    def wait_started(self) -> None:
+        """Wait until each program has started, or has failed to."""
+        for thread in self._threads:
+            thread.join()
 
     def samples(self, rounds: int) -> dict[str, list[float]]:
         """Seconds of a step of each program, one sample a round; rounds belong together."""
-        for thread in self._threads:
-            thread.join()
+        self.wait_started()
         running = {n: r for n, r in self._runners.items() if n not in self.failures}
         return _blocks(running, rounds, self.until, self.failures)
 

@@ -24,17 +24,21 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.harness.result_file import head, load, save
+from benchmarks.optimizing.sharing import Gate, Run
 from benchmarks.optimizing.taking_turns import Turns
 from nostall.core.errors import BadInput
 from nostall.core.measurement import Comparison
@@ -61,8 +65,9 @@ def split_of(name: str) -> str:
 
 
 def optimise(
-    command: Sequence[str], variables: Mapping[str, str], folder: Path, minutes: float, limit: float
-) -> dict[str, Any]:
+    command: Sequence[str], variables: Mapping[str, str], folder: Path, minutes: float,
+    limit: float, gate: Gate,
+) -> dict[str, Any]:  # fmt: skip
     """Run `nostall optimize`; what it wrote as JSON, with its duration."""
     words = [sys.executable, "-m", "nostall", "optimize", "--minutes", str(minutes), "--out",
              str(folder / "optimized"), "--format", "json", "--", *command]  # fmt: skip
@@ -71,11 +76,12 @@ def optimise(
         process = subprocess.Popen(
             words, env=dict(variables), stdout=subprocess.DEVNULL, stderr=errors
         )
-        try:
-            code = process.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # it keeps what was proven, and ends the program within 15 s
-            code = process.wait()
+        with gate.run(process.pid, log), suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=limit)
+        if process.poll() is None:  # it keeps what was proven, and ends the program within 15 s
+            Run(process.pid, log).send(signal.SIGCONT)
+            process.terminate()
+        code = process.wait()
     written = folder / "optimized" / "result.json"
     result: dict[str, Any] = {"seconds": time.perf_counter() - begin, "exit_code": code}
     if written.exists():
@@ -132,22 +138,28 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         folder = Path(temporary)
         variables = {
             **os.environ, "NOSTALL_HOME": str(folder / "store"),
-            **_caches(options.cache / "tool"),
+            **_caches(options.cache / name / "tool"),
         }  # fmt: skip
+        gate: Gate = options.gate
         with Turns(variables, folder, begin + options.limit, TURNS_SECONDS) as turns:
+            gate.starting.append(turns)
             turns.add(AS_WRITTEN, command)
             turns.add(NULL, command)
             for mode in MODES:
                 # Its own caches: Inductor may read a file that another process is writing.
-                caches = _caches(options.cache / mode)
+                caches = _caches(options.cache / name / mode)
                 turns.add(f"{BEST}, {mode}", [*command, "--best", mode], **caches)
             limit = max(30.0, options.limit - TURNS_SECONDS - BUNDLE_SECONDS)
-            found = optimise(command, variables, folder, options.minutes, limit)
+            found = optimise(command, variables, folder, options.minutes, limit, gate)
             bundle = folder / "optimized" / "bundle.json"
             if has_bundle := bundle.exists():
                 apply = [sys.executable, "-m", "nostall", "apply", "--bundle", str(bundle), "--"]
                 turns.add(BUNDLE, [*apply, *command])
-            samples = turns.samples(options.rounds)
+            turns.wait_started()
+            with gate.alone(turns):
+                turns.until = time.perf_counter() + 1.5 * TURNS_SECONDS
+                samples = turns.samples(options.rounds)
+            gate.starting.remove(turns)
         logs = options.out.parent / "logs" / name
         logs.mkdir(parents=True, exist_ok=True)
         for path in (*folder.glob("*.log"), *folder.glob("optimized/recording.json.gz")):
@@ -175,6 +187,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=0.8, help="of nostall optimize, for each")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds of each program")
     parser.add_argument("--total", type=float, help="start no program that could end later, s")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="programs that start and compile at once"
+    )
     parser.add_argument("--rounds", type=int, default=10, help="blocks of each arm")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, for tests")
     parser.add_argument("--merge", nargs="+", type=Path, help="only merge the programs of files")
@@ -192,17 +207,36 @@ def main(options: argparse.Namespace) -> int:
         save(options.out, kind="measured", tiny=options.tiny, programs=rows)
         return 0
     failed, begin = False, time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="nostall-caches-") as cache:
-        options.cache = Path(cache)
-        for name in names:
+    waiting, lock = list(names), threading.Lock()
+
+    def work() -> None:
+        nonlocal failed
+        while waiting:
+            name = waiting.pop(0)
             left = (options.total or 1e9) - (time.perf_counter() - begin)
             if not (FOLDER / f"{name}.py").exists() or left < options.limit:
                 print(f"{name}: not run", flush=True)
                 continue
-            rows[name] = measure(name, options)
-            save(options.out, kind="measured", tiny=options.tiny, programs=rows)
-            print(_line(name, rows[name]), flush=True)
-            failed = failed or bool(rows[name]["failures"])
+            try:
+                row = measure(name, options)
+            except Exception as error:  # any: the other programs are still to be measured
+                print(f"{name}: failed: {type(error).__name__}: {error}", flush=True)
+                failed = True
+                continue
+            with lock:
+                rows[name] = row
+                save(options.out, kind="measured", tiny=options.tiny, programs=rows)
+                print(_line(name, row), flush=True)
+                failed = failed or bool(row["failures"])
+
+    with tempfile.TemporaryDirectory(prefix="nostall-caches-") as cache:
+        options.cache, options.gate = Path(cache), Gate()
+        threads = [threading.Thread(target=work) for _ in range(options.at_once)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        options.gate.close()
     return int(failed)
 
 
