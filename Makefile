@@ -12,7 +12,10 @@ test test-slow: export PYTHONDONTWRITEBYTECODE :=
 VLLM_VERSION ?= 0.32.0
 VLLM := .cache/vllm$(if $(filter 0.32.0,$(VLLM_VERSION)),,-$(VLLM_VERSION))
 
-# The recorded search that `make run` and `make demo` replay: the first of these that is there.
+# The run of `nostall optimize` on a whole program, as an H200 measured it, that `make run` replays.
+PROGRAM := examples/recordings/dlrm_train.program.json.gz
+
+# The recorded search that `make demo` replays: the first of these that is there.
 RECORDINGS := $(foreach kernel,batched_gemm gemm_leakyrelu,\
   $(wildcard examples/recordings/$(kernel)*.sm_90.json))
 RECORDED := $(patsubst %.sm_90.json,%,$(notdir $(firstword $(RECORDINGS))))
@@ -22,7 +25,7 @@ REPLAY = $(BIN)/nostall tune examples/$(firstword $(subst @, ,$(RECORDED))).py:$
 .PHONY: help venv run demo test test-slow test-vllm lint docs format clean
 
 help:
-	@echo "make run    replay and verify a measured search of a kernel; needs no GPU"
+	@echo "make run    replay what an H200 measured of a whole program, its verdicts derived anew; needs no GPU"
 	@echo "make demo   characterise a trace, fuse a function, replay a measured search; needs no GPU"
 	@echo "make test   the tests that need no GPU, in less than ten minutes"
 	@echo "make test-slow   the tests that take longest; CI runs both"
@@ -59,7 +62,7 @@ $(VENV)/.docs: $(VENV)/.ready
 	touch $@
 
 run: venv
-	$(REPLAY)
+	$(BIN)/nostall optimize --replay $(PROGRAM) --out runs/program
 
 # Fusion traces a PyTorch function; where PyTorch cannot be installed, the other parts are shown.
 demo: venv $(VENV)/.torch

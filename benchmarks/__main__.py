@@ -33,6 +33,7 @@ PAGES = {
     "torch-compile": "torch_compile.page",
     "serving": "serving.page",
     "parallel": "parallel.page",
+    "optimize": "optimizing.page",
     "workload": "workload.page",
     "learners": "learners.page",
 }

@@ -16,6 +16,9 @@ from benchmarks.fusion.unseen.whole_models import looped_mean_of_fused_attention
 from benchmarks.harness.markdown import table, wrapped
 from benchmarks.harness.result_file import load
 from benchmarks.harness.schema import read
+from benchmarks.optimizing.page import FILE as PROGRAMS
+from benchmarks.optimizing.page import ratios_over, shipped
+from benchmarks.optimizing.whole_programs import AS_WRITTEN, BEST
 from benchmarks.ptx.page import all_rows
 from benchmarks.sass.pages.suite_section import deployed as deployed_schedules
 from benchmarks.serving.page import linear_ratios
@@ -32,9 +35,8 @@ SMALL_M = 64
 def headlines() -> tuple[Headline, ...]:
     """All headlines, in the order of README's table and picture."""
     return (
-        unseen_chains(), user_models(), developed_models(), searched_ptx(), native_schedules(),
-        linear_layers(), *attention(), shared_prompts(), engine(),
-        shardings(),
+        *whole_programs(), unseen_chains(), user_models(), developed_models(), searched_ptx(),
+        native_schedules(), linear_layers(), *attention(), shared_prompts(), engine(), shardings(),
     )  # fmt: skip
 
 
@@ -46,6 +48,30 @@ def answers(page: str) -> list[str]:
     rows = [[cell.replace("(docs/results/", "(") for cell in h.row] for h in found]
     picture = picture_text(page, "The ratios of the table below")
     return [*(wrapped(h.sentence) for h in found), picture, table(HEAD, rows)]
+
+
+def whole_programs() -> tuple[Headline, ...]:
+    """Programs as written, and with the best flags of a person, beside what ships."""
+    content = load(PROGRAMS)
+    rows = content["programs"]
+    gpus = {row["optimize"]["device"] for row in rows.values() if "device" in row["optimize"]}
+    unchanged = sum(not row["bundle"] for row in rows.values())
+    slower = sum((found := shipped(row, BEST)) is not None and found[2] < 1
+                 for row in rows.values())  # fmt: skip
+    notes = {
+        AS_WRITTEN: f"{unchanged} of {len(rows)} stay as written: no gain was proven",
+        BEST: f"{slower} are slower than the best flags of a person",
+    }
+    labels = {AS_WRITTEN: "as written", BEST: "best flags of a person"}
+    return tuple(
+        Headline(
+            "whole programs, not edited", labels[over], tuple(ratios_over(over, rows)), "programs",
+            " and ".join(sorted(gpu.removeprefix("NVIDIA ") for gpu in gpus)),
+            day(list(rows.values())), note, "optimize.md", (PROGRAMS,),
+            ("optimizing", "attach/program"), label=f"whole programs / {labels[over]}",
+        )
+        for over, note in notes.items()
+    )  # fmt: skip
 
 
 def unseen_chains() -> Headline:

@@ -30,7 +30,12 @@ def test_the_makefile_runs_the_commands_of_the_picture() -> None:
     for step, words in zip(demo.steps(), made, strict=True):
         command = shlex.split(step.command)
         assert words[: len(command)] == command
-    assert made_commands("run") == [shlex.split(demo.recorded_command())]
+
+
+def test_the_makefile_replays_a_program_that_ships() -> None:
+    ((_, verb, option, path, *_),) = made_commands("run")
+    assert (verb, option) == ("optimize", "--replay")
+    assert (demo.REPOSITORY / path).exists()
 
 
 @pytest.mark.slow

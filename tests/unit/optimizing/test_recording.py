@@ -21,6 +21,7 @@ from nostall.optimizing.recording import (
     write_recording,
 )
 from nostall.optimizing.result import Result
+from tests.docs.tutorial import ROOT
 from tests.unit.optimizing.test_diagnosis import facts
 from tests.unit.optimizing.test_job import Answers
 
@@ -54,6 +55,25 @@ def recorded(folder: Path, *, ends: type[Exception] | None = None, again: bool =
 
 def replayed(folder: Path) -> Result:
     return job.replay(read_recording(folder / RECORDING_FILE), lambda line: None)
+
+
+SHIPPED = sorted((ROOT / "examples" / "recordings").glob("*.program.json.gz"))
+"""Runs on a GPU that `make run` and a tutorial replay."""
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_recordings_are_replayed(path: Path, tmp_path: Path) -> None:
+    recording = read_recording(path)
+    found = job.replay(recording, lambda line: None)
+    assert found.kept and found.together is not None and found.together.faster
+    assert found.together.comparison is not None
+    assert recording.result["together"]["ratio"] == pytest.approx(found.together.comparison.ratio)
+    assert recording.result["device"].startswith("NVIDIA")
+
+    (tmp_path / RECORDING_FILE).write_bytes(path.read_bytes())
+    changed(tmp_path, faster)
+    with pytest.raises(BadInput, match="its samples give"):
+        replayed(tmp_path)
 
 
 def changed(folder: Path, change: Callable[[Any], None]) -> None:
