@@ -75,8 +75,8 @@ def test_on_a_gpu_no_bound_is_given_and_no_certificate() -> None:
     levels = diagnose(found)
     assert {level.bound for level in levels} == {None}
     assert [level.name for level in levels] == [
-        "torch.compile",
         "CUDA graphs",
+        "torch.compile",
         "fused optimiser",
         "back end nostall",
         "input pipeline",
