@@ -50,6 +50,8 @@ MODES = ("default", "graphs")
 """Values of ``--best``."""
 TURNS_SECONDS, BUNDLE_SECONDS = 40.0, 35.0
 """Time that is kept for the turns of a program, and for the start with its bundle."""
+LATEST_SECONDS = 60.0
+"""For the start with a bundle where ``--total`` has them left; other programs start beside it."""
 
 
 def programs(split: str = "all") -> dict[str, str]:
@@ -154,6 +156,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
             bundle = folder / "optimized" / "bundle.json"
             if has_bundle := bundle.exists():
                 apply = [sys.executable, "-m", "nostall", "apply", "--bundle", str(bundle), "--"]
+                latest = min(time.perf_counter() + LATEST_SECONDS, options.ends - TURNS_SECONDS)
+                turns.start_until = max(turns.start_until, latest)
                 turns.add(BUNDLE, [*apply, *command])
             turns.wait_started()
             with gate.alone(turns):
@@ -207,13 +211,14 @@ def main(options: argparse.Namespace) -> int:
         save(options.out, kind="measured", tiny=options.tiny, programs=rows)
         return 0
     failed, begin = False, time.perf_counter()
+    options.ends = begin + (options.total or 1e9)
     waiting, lock = list(names), threading.Lock()
 
     def work() -> None:
         nonlocal failed
         while waiting:
             name = waiting.pop(0)
-            left = (options.total or 1e9) - (time.perf_counter() - begin)
+            left = options.ends - time.perf_counter()
             if not (FOLDER / f"{name}.py").exists() or left < options.limit:
                 print(f"{name}: not run", flush=True)
                 continue
