@@ -11,7 +11,7 @@ from math import isnan
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.markdown import PAGES
+from benchmarks.harness.markdown import PAGES, wrapped
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render_page
 from benchmarks.optimizing.whole_programs import AS_WRITTEN, BEST, BUNDLE, MODES
@@ -107,7 +107,7 @@ def _summary(rows: Mapping[str, Row]) -> str:
         "over: the gain is that proven inside of the program, and beside the best settings that "
         "gain over theirs, not taken in turns."
     )
-    return (
+    return wrapped(
         f"Of {len(rows)} measured programs, nostall proved a gain of {kept}. The longest run of "
         f"`nostall optimize` took {seconds / 60:.1f} minutes.{marked if late else ''}"
     )
@@ -164,15 +164,17 @@ def _tried(row: Row) -> Iterator[tuple[str, str, str]]:
     for note in found.get("notes", []):
         if match := re.match(r"not tried in (--minutes \S+): (.+), which takes", note):
             yield match[2], "not tried", f"too little of {match[1]} was left"
-        elif "are over" in note or "ended" in note:
+        elif "are over" in note or note.startswith("the program ended"):
             yield "–", "ended", note
+        elif note.startswith("interrupted"):
+            yield "–", "ended", "the benchmark's limit of seconds was over"
 
 
 def _untried(rows: Mapping[str, Row]) -> str:
     answers = [row["optimize"] for row in rows.values()]
     certificates = sum(bool(answer.get("certificate_of_no_gain")) for answer in answers)
     silent = sum("levels" not in answer for answer in answers)
-    return (
+    return wrapped(
         f"Programs without an answer of `nostall optimize`: {silent}. Certificates of no gain: "
         f"{certificates}; they need a bound."
     )
@@ -184,7 +186,7 @@ def _bounds(rows: Mapping[str, Row]) -> str:
         if level["change"]
     ]  # fmt: skip
     bounded = sum(level["bound"] is not None for level in tried)
-    return (
+    return wrapped(
         f"{bounded} of {len(tried)} changes had a bound of their gain. On GPUs a bound comes from "
         "a trace, which only `--dry-run` takes; here no program was traced, so no bound could be "
         "held or broken."
@@ -194,16 +196,18 @@ def _bounds(rows: Mapping[str, Row]) -> str:
 def _times(name: str, row: Row) -> dict[str, Any]:
     starts: Mapping[str, float] = row["seconds_until_warm"]
     return {
-        "name": name, "minutes": _minutes(row["command"]), "seconds": row["optimize"]["seconds"],
+        "name": name, "minutes": _option(row["command"], "--minutes"),
+        "at_once": f"{_option(row['command'], '--at-once'):g}",
+        "seconds": row["optimize"]["seconds"],
         "as_written": starts.get(AS_WRITTEN), "best": starts.get(f"{BEST}, {row['best']}"),
         "bundle": starts.get(BUNDLE),
     }  # fmt: skip
 
 
-def _minutes(command: str) -> float:
-    found = re.search(r"--minutes (\S+)", command)
-    assert found is not None, command
-    return float(found[1])
+def _option(command: str, name: str) -> float:
+    """A number in a command; 1 without it."""
+    found = re.search(rf"{name} (\S+)", command)
+    return 1.0 if found is None else float(found[1])
 
 
 def _commands(rows: Mapping[str, Row]) -> str:

@@ -143,8 +143,10 @@ def replay(recording: Recording, say: Say) -> Result:
             files=known["files_written_while_watched"], exit_code=known["program_exit_code"],
         )  # fmt: skip
         first, *others = map(Replayed, recording.starts)
+        job = _Job(first, options, say, result)
+        job.plan = {level["name"]: level["minutes"] for level in known["levels"]}
         try:
-            _Job(first, options, say, result).run()
+            job.run()
         except TimeIsUp:
             result.limit = _limit(options)
             result.notes.append(_time_is_up(options))
@@ -205,6 +207,8 @@ class _Job:
         self.save: Callable[[Result], None] = lambda _: None
         self.earlier: Earlier | None = None
         self.changes: list[Mapping[str, str]] = []
+        self.plan: Mapping[str, float] = {}
+        """Levels of a recorded run in their order, with the minutes that were expected."""
         self.step_seconds = 0.0
         """Of the original, as last measured."""
 
@@ -231,6 +235,8 @@ class _Job:
         self.result.levels = diagnose(self.facts)
         if self.options.allow_numerics:
             self.result.levels = with_numerics(self.result.levels, self.facts)
+        if self.plan:
+            self.result.levels = _as_planned(self.result.levels, self.plan)
         self.result.certificate = certificate(self.facts, self.result.levels)
         if self.options.dry_run or self.result.certificate:
             return
@@ -373,6 +379,12 @@ class _Job:
             ]  # fmt: skip
         self.result.attempts.append(attempt)
         self.save(self.result)
+
+
+def _as_planned(levels: Sequence[Level], plan: Mapping[str, float]) -> list[Level]:
+    """The levels of ``plan``, in its order and with its minutes: another version tried these."""
+    known = {level.name: level for level in levels}
+    return [replace(known[n], minutes=minutes) for n, minutes in plan.items() if n in known]
 
 
 def _same_place(one: Level, other: Level) -> bool:
