@@ -327,7 +327,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # Whole programs
     _row("optimizing.programs", "GPU",
          "How fast are whole programs as written, with their best settings, and with a bundle?",
-         "programs_h200.json", "optimize.md", module="optimizing.whole_programs"),
+         "programs_h200.json programs_h200_cut.json", "optimize.md",
+         module="optimizing.whole_programs"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
          "fuzz fuzz_more"),

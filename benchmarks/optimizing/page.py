@@ -18,6 +18,8 @@ from benchmarks.optimizing.whole_programs import AS_WRITTEN, BEST, BUNDLE, MODES
 
 PAGE = PAGES / "optimize.md"
 FILE = results("optimizing") / "programs_h200.json"
+CUT = results("optimizing") / "programs_h200_cut.json"
+"""A run that was too short for its programs."""
 _HALVES = {"developed": "developed", "held_out": "held out"}
 
 Row = Mapping[str, Any]
@@ -44,7 +46,7 @@ def text() -> str:
         "tried": [(f"`{name}`", *one) for name, row in rows.items() for one in _tried(row)],
         "untried": _untried(rows), "bounds": _bounds(rows),
         "lines": "5 to 50 steps each", "times": [_times(name, row) for name, row in rows.items()],
-        "commands": _commands(rows),
+        "commands": _commands(rows), "cut": CUT, "cut_seconds": _cut_seconds(),
     }  # fmt: skip
     return render_page(__file__, PAGE, values)
 
@@ -52,6 +54,11 @@ def text() -> str:
 def measured_rows(rows: Mapping[str, Row]) -> dict[str, Row]:
     """Programs whose step was measured as written."""
     return {name: row for name, row in rows.items() if row["step_seconds"].get(AS_WRITTEN)}
+
+
+def both_kinds(row: Row) -> bool:
+    """Whether both kinds of best settings were measured, so that the faster one is known."""
+    return all(row["step_seconds"].get(f"{BEST}, {mode}") for mode in MODES)
 
 
 def in_turns(row: Row) -> bool:
@@ -63,16 +70,17 @@ def shipped(row: Row, over: str) -> Ratio | None:
     """What ships beside ``AS_WRITTEN`` or ``BEST``: the bundle, or without one the program itself.
 
     A bundle that took no turns counts with the gain that was proven inside of the program, and
-    beside ``BEST`` with that over the gain of the best settings.  None if neither was measured.
+    beside ``BEST`` with that over the gain of the best settings.  None if neither was measured, or
+    not both kinds of best settings.
     """
     found = row["ratios"]
-    if row["bundle"] and in_turns(row):
+    if row["bundle"] and in_turns(row) and (over == AS_WRITTEN or both_kinds(row)):
         return _ratio(found.get(f"{over} / {BUNDLE}"))
     ships = _ratio(row["optimize"].get("together")) if row["bundle"] else (1.0, 1.0, 1.0)
     if over == AS_WRITTEN or ships is None:
         return ships
     best = _ratio(found.get(f"{AS_WRITTEN} / {BEST}"))
-    if best is None:
+    if best is None or not both_kinds(row):
         return None
     if row["bundle"]:
         return (ships[0] / best[0], NAN, NAN)
@@ -120,7 +128,8 @@ def _row(name: str, row: Row) -> dict[str, Any]:
     interval = null.get("null_interval")
     return {
         "name": name, "kind": row["kind"], "half": _HALVES[row["split"]],
-        "as_written": median(row["step_seconds"][AS_WRITTEN]), "best": row["best"],
+        "as_written": median(row["step_seconds"][AS_WRITTEN]),
+        "best": row["best"] if both_kinds(row) else f"{row['best']} alone",
         "over_best_settings": _shown(_ratio(row["ratios"].get(f"{AS_WRITTEN} / {BEST}"))),
         "over_bundle": _shown(shipped(row, AS_WRITTEN) if row["bundle"] else None)
         + " ‡" * (not in_turns(row)),
@@ -213,6 +222,10 @@ def _option(command: str, name: str) -> float:
 def _commands(rows: Mapping[str, Row]) -> str:
     lines = sorted({f"{row['date'][:10]}  {row['command']}" for row in rows.values()})
     return "```\n" + "\n".join(lines) + "\n```"
+
+
+def _cut_seconds() -> str:
+    return f"{_option(load(CUT)['command'], '--total'):g}"
 
 
 def ratios_over(over: str, rows: Mapping[str, Row]) -> Sequence[float]:

@@ -85,6 +85,12 @@ def test_on_a_gpu_no_bound_is_given_and_no_certificate() -> None:
     assert certificate(found, levels) == ""
 
 
+def test_a_static_cache_is_tried_first_where_a_model_generates() -> None:
+    names = [level.name for level in diagnose(facts(cuda=True, generates=True))]
+    assert names[:3] == ["static cache", "CUDA graphs", "torch.compile"]
+    assert "static cache" not in [level.name for level in diagnose(facts(cuda=True))]
+
+
 def on_gpu(**changes: Any) -> Facts:
     """Steps of one second: 400 ms of products, 300 pointwise, 100 optimiser, 150 idle, 50 both."""
     trace = {

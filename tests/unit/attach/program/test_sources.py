@@ -334,6 +334,27 @@ def test_compiled_modules_are_traced_as_without_a_watch(
     assert "under torch.compile already" in seen["obstacle"]
 
 
+def test_a_module_called_late_in_a_step_is_captured(watched: Watched) -> None:
+    """After the calls whose shapes are noted."""
+    network, decoder = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            for _ in range(12):
+                network(torch.ones(4, 8))
+            decoder(torch.ones(4, 8))
+
+    with torch.no_grad():
+        steps(20)
+        (seen,) = watched.events("watched")
+        assert seen["step_is"].startswith("13 calls of Linear")
+        captured = watched.session._captures = {}
+        steps(1)
+    assert sorted(captured) == [0, 1]
+    shapes_seen = {next(iter(found.values())).args[0].shape for found in captured.values()}
+    assert shapes_seen == {(4, 8)}
+
+
 def generating(lengths: Callable[[int], int], steps: int = 20) -> Any:
     """Calls generate of a small Llama; ``lengths`` gives the number of new tokens of each."""
     transformers = pytest.importorskip("transformers")
@@ -363,6 +384,7 @@ def test_a_call_of_generate_is_a_step(generated: Watched) -> None:
     (seen,) = generated.events("watched")
     assert seen["step_is"] == "each call of LlamaForCausalLM.generate"
     assert seen["roots"] == ["LlamaForCausalLM"] and len({key for key, _ in seen["steps"]}) == 1
+    assert seen["generates"] is True
 
 
 def test_lengths_that_vary_are_refused(generated: Watched) -> None:
