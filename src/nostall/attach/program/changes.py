@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,16 +10,19 @@ from typing import Any
 from nostall.attach.program.generation import StaticCache
 from nostall.attach.program.numerics import MatmulPrecision
 from nostall.attach.program.roots import RefusedOutput, Switch
-from nostall.attach.program.shadow import Call, Finding, check_module, check_optimizer, map_tensors
+from nostall.attach.program.shadow import (
+    Call,
+    Finding,
+    check_module,
+    check_optimizer,
+    map_tensors,
+    raise_version_limit,
+)
 
 GRAPHS = "reduce-overhead"
 """The mode of ``torch.compile`` with CUDA graphs."""
 RECORDED = 3
 """Calls after which a CUDA graph is replayed: one warms up, one records."""
-VERSIONS = 64
-"""Versions of one code that Dynamo may compile while changes are tried."""
-_limits: list[int] = []
-"""Dynamo's own limit while it is raised."""
 
 FUSED = ("Adam", "AdamW", "SGD")
 """Optimisers whose state is the same with ``fused``, but for the device of its step counters."""
@@ -100,27 +102,6 @@ def compiled_graphs() -> int:
     """Graphs that Dynamo has compiled so far."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
-
-
-def raise_version_limit() -> None:
-    """Let Dynamo compile one code for the copies and back ends of all attempts.
-
-    It else runs a code in eager mode from its ninth version on.
-    """
-    config = _dynamo_config()
-    if not _limits:
-        _limits.append(config.recompile_limit)
-        config.recompile_limit = max(config.recompile_limit, VERSIONS)
-
-
-def restore_version_limit() -> None:
-    """Take :func:`raise_version_limit` back."""
-    while _limits:
-        _dynamo_config().recompile_limit = _limits.pop()
-
-
-def _dynamo_config() -> Any:
-    return importlib.import_module("torch._dynamo.config")
 
 
 def _nostall_reports() -> Sequence[Any]:

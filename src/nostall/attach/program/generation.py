@@ -23,6 +23,7 @@ from nostall.attach.program.shadow import (
     clone,
     line_of,
     map_tensors,
+    raise_version_limit,
 )
 
 STATIC = "static"
@@ -60,8 +61,6 @@ class StaticCache:
         return "" if self.roots else "no model generates with its usual cache"
 
     def check(self, calls: Mapping[int, Sequence[Any]]) -> Finding:
-        from nostall.attach.program.changes import raise_version_limit  # it imports this module
-
         worst = Finding(CLASSES[0], self.missing())
         raise_version_limit()
         for root in self.roots:

@@ -23,7 +23,6 @@ from nostall.attach.program.changes import (
     has_images,
     is_in_torch,
     make_change,
-    restore_version_limit,
 )
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.generation import GenerateCall, can_be_static, generated
@@ -38,7 +37,13 @@ from nostall.attach.program.roots import (
     shapes,
 )
 from nostall.attach.program.segments import PARTS, Segments
-from nostall.attach.program.shadow import CLASSES, Call, clone, current_autocast
+from nostall.attach.program.shadow import (
+    CLASSES,
+    Call,
+    clone,
+    current_autocast,
+    restore_version_limit,
+)
 from nostall.attach.program.tracing import Trace, trace_obstacle
 
 _clock = time.perf_counter

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import importlib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,10 @@ ROOM = 8
 """Results stay on the GPU if this many times their size is free: five runs are compared."""
 CHUNK = 1 << 27
 """Elements of parameters whose optimiser steps are compared at a time."""
+VERSIONS = 64
+"""Versions of one code that Dynamo may compile while changes are tried."""
+_limits: list[int] = []
+"""Dynamo's own limit while it is raised."""
 CLASSES = ("bit-equal", "within rounding", "other random numbers", "changes numbers")
 """What a change does to results, from nothing to most."""
 Make = Callable[[Any, bool], Any]
@@ -297,6 +302,27 @@ def _flipped(call: Call) -> Call:
 
     args, kwargs = map_tensors((call.args, call.kwargs), flip)
     return call._replace(args=args, kwargs=kwargs)
+
+
+def raise_version_limit() -> None:
+    """Let Dynamo compile one code for the copies and back ends of all attempts.
+
+    It else runs a code in eager mode from its ninth version on.
+    """
+    config = _dynamo_config()
+    if not _limits:
+        _limits.append(config.recompile_limit)
+        config.recompile_limit = max(config.recompile_limit, VERSIONS)
+
+
+def restore_version_limit() -> None:
+    """Take :func:`raise_version_limit` back."""
+    while _limits:
+        _dynamo_config().recompile_limit = _limits.pop()
+
+
+def _dynamo_config() -> Any:
+    return importlib.import_module("torch._dynamo.config")
 
 
 def check_optimizer(optimizer: Any, change: Callable[[Any], None]) -> Finding:

@@ -145,7 +145,7 @@ def test_a_module_of_pytorch_is_compiled() -> None:
     change.on()
     root(torch.randn(4, 8)).sum().backward()
     assert changes.compiled_graphs() > before and switch.failure is None
-    changes.restore_version_limit()
+    shadow.restore_version_limit()
 
 
 def test_dynamo_compiles_the_versions_of_all_attempts() -> None:
@@ -171,7 +171,7 @@ def test_dynamo_compiles_the_versions_of_all_attempts() -> None:
         assert change.check(call(torch.randn(4, 8))).refusal == ""
         assert changes.compiled_graphs() > before
     assert config.recompile_limit > limit
-    changes.restore_version_limit()
+    shadow.restore_version_limit()
     assert config.recompile_limit == limit
 
 
