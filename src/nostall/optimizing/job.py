@@ -15,6 +15,8 @@ from nostall.core.errors import BadInput
 from nostall.optimizing.diagnosis import (
     GPU_NOT_MEASURED,
     NO_GAIN,
+    SEARCH_SECONDS,
+    SEARCH_SHARE,
     Facts,
     Level,
     certificate,
@@ -296,10 +298,15 @@ class _Job:
         if level.bound is not None and level.bound < 1.0 + (NO_GAIN - 1.0) / 5:
             return Attempt(level, "dropped", "its bound is below 1.01", level.result_class)
         self.say(f"{level.name}: checking results on copies")
-        done = self._ask(do="check", name=level.name)[-1]
-        if done["refusal"]:
-            return Attempt(level, "refused", done["refusal"], done["result_class"])
         kept = [a.level.name for a in self.result.kept]
+        more: dict[str, Any] = {}
+        if change["kind"] == "native":  # what kept changes launch is searched
+            seconds = min(SEARCH_SECONDS, 60 * SEARCH_SHARE * self.options.minutes)
+            more = {"arm": kept, "seconds": seconds}
+        *others, done = self._ask(do="check", name=level.name, **more)
+        kernels = next((e["kernels"] for e in others if e["event"] == "kernels"), ())
+        if done["refusal"]:
+            return Attempt(level, "refused", done["refusal"], done["result_class"], kernels=kernels)
         before = [a.level.name for a in self.result.kept if not _same_place(a.level, level)]
         begin = self.program.clock()
         failures = self._warm([*before, level.name])
@@ -309,7 +316,8 @@ class _Job:
             return Attempt(level, "refused", reason, done["result_class"])
         proof = self._compare(kept, [*before, level.name], level.bound)
         outcome, reason = _outcome(proof)
-        return Attempt(level, outcome, reason, done["result_class"], proof, warm)
+        reason += _gains(kernels)
+        return Attempt(level, outcome, reason, done["result_class"], proof, warm, kernels)
 
     def _together(self) -> None:
         """Measure all kept changes beside the original; keep them only if they still gain."""
@@ -392,6 +400,12 @@ def _outcome(proof: Proof) -> tuple[Any, str]:
         return "kept", f"{numbers} times as fast"
     null = f"null [{proof.comparison.null_low:.3f}, {proof.comparison.null_high:.3f}]"
     return "dropped", f"not faster: {numbers}, {null}"
+
+
+def _gains(kernels: Sequence[Mapping[str, Any]]) -> str:
+    """The gains of single kernels, back to back, in words."""
+    found = [f"{k['kernel']} {k['ratio']:.3f}" for k in kernels if k["record"]]
+    return f"; kernels alone: {', '.join(found)}" if found else ""
 
 
 def _drop(result: Result, reason: str) -> None:

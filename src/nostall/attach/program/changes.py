@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nostall.attach.program.kernels import Kernels, NativeKernels
 from nostall.attach.program.numerics import MatmulPrecision
 from nostall.attach.program.roots import RefusedOutput, Switch
 from nostall.attach.program.shadow import Call, Finding, check_module, check_optimizer, map_tensors
@@ -333,19 +334,24 @@ def can_set(optimizer: Any, flag: str) -> bool:
     return bool(parameters) and unset and other and plain and not is_default
 
 
-Change = Compile | OptimizerFlag | ChannelsLast | MatmulPrecision
+Change = Compile | OptimizerFlag | ChannelsLast | MatmulPrecision | NativeKernels
 """Each has ``check``, which tries it on copies, ``on`` and ``off``, which can be repeated, and
 ``missing``, for programs that a bundle was not measured on."""
 
 
 def make_change(
-    description: Mapping[str, str], switches: Sequence[Switch], optimizers: Sequence[Any]
+    description: Mapping[str, str],
+    switches: Sequence[Switch],
+    optimizers: Sequence[Any],
+    kernels: Kernels | None = None,
 ) -> Change:
     """The change that a description names: its ``kind`` and ``value``.
 
     Raises :class:`ValueError` for a kind that this version does not know.
     """
     kind, value = description["kind"], description["value"]
+    if kind == "native" and kernels is not None:
+        return NativeKernels(kernels)
     if kind == "matmul_precision":
         return MatmulPrecision(value)
     if kind == "compile":
