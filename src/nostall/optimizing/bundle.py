@@ -25,13 +25,11 @@ from nostall.core.validation import dump_json, explain, load_json
 from nostall.optimizing.program import program_environment
 from nostall.optimizing.proof import Proof
 from nostall.optimizing.result import Result
-from nostall.store import Store
-from nostall.store import bundle as store_bundle
-from nostall.store.provenance import Sha256
 
 KERNELS_FILE = "kernels.zip"
 """Beside the bundle: the store's records of the program's own kernels."""
 MAX_BYTES = 1 << 20
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _GIVEN = {"name", "kind", "value", "result_class"}
 """What the program is told of a change."""
 
@@ -124,9 +122,11 @@ def _write_kernels(result: Result, path: Path) -> dict[str, Any] | None:
     if not ids:
         path.unlink(missing_ok=True)
         return None
+    from nostall.store import Store, bundle  # lazy, as below: few bundles have kernels
+
     store = Store()
     create_folder(path.parent)
-    store_bundle.write(store, [store.find(id)[0] for id in ids], path)
+    bundle.write(store, [store.find(id)[0] for id in ids], path)
     return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "records": tuple(ids)}
 
 
@@ -147,11 +147,12 @@ def install_kernels(kernels: BundledKernels, path: Path) -> None:
             f"--bundle: {path} has sha256 {found[:12]}, and the bundle names {kernels.sha256[:12]};"
             " copy both files of one run"
         )
-    ids = set(store_bundle.read(path).ids)
+    from nostall.store import Store, bundle
+    from nostall.tuning.records.store_records import import_bundle
+
+    ids = set(bundle.read(path).ids)
     if ids != set(kernels.records):
         raise BadInput(f"--bundle: {path} has other records than the bundle; make it again")
-    from nostall.tuning.records.store_records import import_bundle  # lazy: it loads the verifier
-
     store = Store()
     if not ids <= {row.id for row in store.rows()}:
         import_bundle(store, path)

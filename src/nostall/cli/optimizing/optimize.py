@@ -28,7 +28,6 @@ from nostall.optimizing.recording import (
     write_recording,
 )
 from nostall.optimizing.result import Result
-from nostall.store import BadStore
 
 BUNDLE_FILE, PAGE_FILE = "bundle.json", "report.html"
 TRACE_SUFFIXES = (".json", ".json.gz", ".sqlite")
@@ -203,7 +202,7 @@ def _bundle(result: Result, folder: Path) -> Path | None:
     """Write the bundle; None, with the reason on standard error, without its records."""
     try:
         return write_bundle(result, folder / BUNDLE_FILE)
-    except BadStore as error:
+    except BadInput as error:  # of the store
         err.print(f"nostall: no bundle is written: {error}")
         return None
 
