@@ -122,7 +122,7 @@ class Kernels:
         key = id(compiled)
         self.found[key] = compiled
         self.counts[key] += 1
-        if self.described is None:
+        if self.described is None or _is_capturing():
             return
         if begin is not None:
             self.events.append((key, begin, self._event()))
@@ -131,13 +131,24 @@ class Kernels:
 
     def _event(self) -> Any:
         """A recorded CUDA event; None where PyTorch uses no GPU, or captures a graph."""
-        torch = sys.modules.get("torch")
-        cuda = getattr(torch, "cuda", None)
-        if cuda is None or not cuda.is_initialized() or cuda.is_current_stream_capturing():
+        cuda = _cuda()
+        if cuda is None or _is_capturing():
             return None
         event = cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+def _cuda() -> Any:
+    """``torch.cuda`` if the program uses it; else None."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def _is_capturing() -> bool:
+    """Whether launches go into a CUDA graph, which a read of a value would break."""
+    cuda = _cuda()
+    return bool(cuda is not None and cuda.is_current_stream_capturing())
 
 
 class Described:
