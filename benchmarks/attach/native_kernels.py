@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of nostall tune app.py")
     parser.add_argument("--minutes", type=float, default=5.0, help="of nostall optimize")
     parser.add_argument("--limit", type=float, default=280.0, help="seconds of everything")
+    parser.add_argument("--cold", action="store_true", help="tune with a cold L2 cache")
+    parser.add_argument("--parts", nargs="*", default=["optimize", "tune"], help="what to run")
     parser.add_argument("--rounds", type=int, default=10, help="blocks of each arm")
 
 
@@ -58,21 +61,29 @@ def main(options: argparse.Namespace) -> int:
             save(options.out, **body, seconds=time.perf_counter() - begin)
             print(f"{time.perf_counter() - begin:.0f} s: {_line(name, value)}", flush=True)
 
-        stores = {name: _variables(folder, name) for name in ("written", "tuned", "bundle")}
-        given = ["--minutes", f"{options.minutes:g}", "--step", STEP]
-        words = [*NOSTALL, "optimize", *given, "--out", str(folder / "optimized")]
-        words += ["--format", "json", "--", *program]
-        log = logs / "optimize.log"
-        note("optimize", _document(words, stores["bundle"], log, until - 100, _of_optimize))
-        words = [*NOSTALL, "tune", str(options.app), "--seconds", f"{options.seconds:g}"]
-        words += ["--out", str(folder / "runs"), "--format", "json", "--", "--steps", "200"]
-        note("tune", _document(words, stores["tuned"], logs / "tune.log", until - 45, _of_tune))
-        arms = {AS_WRITTEN: ([], stores["written"]), NULL: ([], stores["written"]),
-                TUNED: ([*NOSTALL, "apply", "--"], stores["tuned"])}  # fmt: skip
-        bundle = folder / "optimized" / "bundle.json"
-        if bundle.exists():
-            arms[BUNDLE] = [*NOSTALL, "apply", "--bundle", str(bundle), "--"], stores["bundle"]
+        arms = {AS_WRITTEN: ([], _variables(folder, "none", "written"))}
+        if "optimize" in options.parts:
+            given = ["--minutes", f"{options.minutes:g}", "--step", STEP]
+            words = [*NOSTALL, "optimize", *given, "--out", str(folder / "optimized")]
+            words += ["--format", "json", "--", *program]
+            variables, log = _variables(folder, "bundle", "optimize"), logs / "optimize.log"
+            note("optimize", _document(words, variables, log, until - 100, _of_optimize))
+            bundle = folder / "optimized" / "bundle.json"
+            if bundle.exists():
+                before = [*NOSTALL, "apply", "--bundle", str(bundle), "--"]
+                arms[BUNDLE] = before, _variables(folder, "bundle", "bundle")
+        if "tune" in options.parts:
+            words = [*NOSTALL, "tune", str(options.app), "--seconds", f"{options.seconds:g}"]
+            words += ["--out", str(folder / "runs"), *["--cold"] * options.cold]
+            words += ["--format", "json", "--", "--steps", "200"]
+            variables, log = _variables(folder, "tuned", "tune"), logs / "tune.log"
+            note("tune", _document(words, variables, log, until - 45, _of_tune))
+            for path in sorted(folder.glob("runs/*/r*.json")):  # run.json and recipe.json
+                shutil.copy(path, logs / f"{path.parent.name}-{path.name}")
+            before = [*NOSTALL, "apply", "--log", str(logs / "loaded.jsonl"), "--"]
+            arms[TUNED] = before, _variables(folder, "tuned", "tuned")
         note("printed", _printed(arms, program, logs, until - 25))
+        arms[NULL] = arms[AS_WRITTEN]
         with Turns(os.environ, logs, until) as turns:
             for name, (before, variables) in arms.items():
                 turns.add(name, [*before, *program], **variables)
@@ -80,14 +91,15 @@ def main(options: argparse.Namespace) -> int:
         note("step_seconds", samples)
         note("ratios", _ratios(samples))
         note("failures", turns.failures)
-    failed = turns.failures or any("failure" in body[name] for name in ("optimize", "tune"))
+    failed = turns.failures or any("failure" in body[name] for name in options.parts)
     return int(bool(failed))
 
 
-def _variables(folder: Path, name: str) -> dict[str, str]:
-    """A store and caches of its own."""
-    return {"NOSTALL_HOME": str(folder / name / "store"),
-            "TRITON_CACHE_DIR": str(folder / name / "triton")}  # fmt: skip
+def _variables(folder: Path, store: str, cache: str) -> dict[str, str]:
+    """A store and a cache.  Processes of an arm share its cache, and so what its autotuner chose
+    in the run that is alone: those that take turns start at the same time."""
+    return {"NOSTALL_HOME": str(folder / store), "TRITON_CACHE_DIR": str(folder / f"cache-{cache}"),
+            "TRITON_CACHE_AUTOTUNING": "1"}  # fmt: skip
 
 
 def _document(
@@ -132,8 +144,6 @@ def _printed(
     """The checksum that each arm prints."""
     found = {}
     for name, (before, variables) in arms.items():
-        if name == NULL:
-            continue
         with (logs / f"{name.replace(' ', '-')}-checksum.log").open("wb") as errors:
             try:
                 done = subprocess.run(

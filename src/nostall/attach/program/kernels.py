@@ -217,7 +217,7 @@ class NativeKernels:
                 answer["reason"] = "its part of the time is too small for a search"
             elif not swap.is_on:
                 ordinal = sys.modules["triton"].runtime.driver.active.get_current_device()
-                answer |= tune_in_subprocess(kernel.source, seconds, int(ordinal))
+                answer |= tune_in_subprocess(kernel.source, seconds, int(ordinal), cold=True)
                 swap.turn_on()
             answer |= swap.answer()
         for kernel in described:
