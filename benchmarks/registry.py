@@ -150,7 +150,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("attach.attach_points", "GPU", "Does each way in load the optimised bytes?",
          "attach_points.json"),
     _row("attach.native_kernels", "GPU",
-         "How much faster is a whole program with its Triton kernels tuned?"),
+         "How much faster is a whole program with its Triton kernels tuned?",
+         "native_kernels.json"),
     # Fusion
     _row("fusion.explorers", "CPU", "How far are the explorers from the proven optimum?",
          "explorers.json", "fusion.md"),

@@ -7,6 +7,10 @@ list of configurations.  Two ways, each with a store of its own: ``nostall tune 
 ``nostall apply``; and ``nostall optimize``, then ``nostall apply --bundle``.  Then the program as
 written, twice, and both results take turns (:mod:`benchmarks.optimizing.taking_turns`), and what
 they print is compared.  What the commands print goes to ``logs`` beside OUT.
+
+In the committed file the autotuner of each process that took turns chose its configuration itself,
+while all of them started side by side; which one is not recorded.  With this version an arm keeps
+the choice of its run alone, and ``logs`` says which binaries it loaded.
 """
 
 from __future__ import annotations
@@ -134,7 +138,10 @@ def _of_optimize(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_tune(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: document[name] for name in ("kind", "ratio", "kernels", "refused")}
+    found = {name: document[name] for name in ("kind", "ratio", "kernels", "refused")}
+    for kernel in found["kernels"]:
+        del kernel["target"]  # a path of this machine
+    return found
 
 
 def _printed(

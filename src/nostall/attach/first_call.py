@@ -168,8 +168,6 @@ class Job(StrictModel):
     """Budget of the search."""
     ordinal: int
     """Number of the GPU."""
-    cold: bool = False
-    """Time launches after the L2 cache was overwritten, as other kernels of a program do."""
 
 
 class FirstCalls:
@@ -234,9 +232,7 @@ def reason_of(error: Exception) -> str:
     return root_cause(error)
 
 
-def tune_in_subprocess(
-    source: Source, seconds: float, ordinal: int, *, cold: bool = False
-) -> dict[str, Any]:
+def tune_in_subprocess(source: Source, seconds: float, ordinal: int) -> dict[str, Any]:
     """Run :func:`tune_folder` in a separate process; its output goes to standard error.
 
     Returns ``seconds`` of the original's launch, if it was compared, and ``reason``: why nothing
@@ -250,7 +246,6 @@ def tune_in_subprocess(
         provenance=dict(source.provenance),
         seconds=seconds,
         ordinal=ordinal,
-        cold=cold,
     )
     package = str(Path(__file__).resolve().parents[2])
     paths = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -302,7 +297,7 @@ def tune_folder(folder: Path, device: OpenDevice | None = None) -> Row | None:
     ptx = (folder / _PTX).read_text() if (folder / _PTX).exists() else None
     source = Source(cubin, job.kernel, job.launch, job.origin, job.provenance, ptx)
     strategy = Settings.strategy if ptx is None else ASSEMBLER
-    settings = Settings(strategy, seconds=job.seconds, objective="gpu", cold=job.cold)
+    settings = Settings(strategy, seconds=job.seconds, objective="gpu")
     kernel = Kernel(cubin, job.kernel, job.launch)
     with (device or LocalGpu)(kernel, settings.measurement_plan, job.ordinal) as gpu:
         tuned = _search(source, settings, gpu)

@@ -128,7 +128,34 @@ def optimize(
         with Program(command, options.settings, options.quiet_output) as program:
             _confirm(_recorded(program, starts), options, say, result)
             program.end(exits=True)
+    _forget_kernels(result)
     return result
+
+
+def _forget_kernels(result: Result) -> None:
+    """Take the records of this run's searches out of the store if the program gains nothing.
+
+    `nostall apply` would use them, because each was faster alone.
+    """
+    dropped = [a for a in result.attempts if a.outcome != "kept" and a.kernels]
+    ids = {k["record"] for a in dropped for k in a.kernels if k["record"] and k["searched"]}
+    if not ids:
+        return
+    from nostall.store import Store  # lazy: few runs have kernels
+
+    store = Store()
+    try:
+        rows = [row for row in store.rows() if row.id in ids]
+        for row in rows:
+            store.remove(row)
+    except BadInput as error:  # of the store; the result stands
+        result.notes.append(f"records of kernels without a gain are left: {error}")
+        return
+    if rows:
+        result.notes.append(
+            f"{len(rows)} binaries of kernels that were faster alone, and not in the program, are "
+            "not kept in the store"
+        )
 
 
 def replay(recording: Recording, say: Say) -> Result:

@@ -217,8 +217,8 @@ class NativeKernels:
                 answer["reason"] = "its part of the time is too small for a search"
             elif not swap.is_on:
                 ordinal = sys.modules["triton"].runtime.driver.active.get_current_device()
-                answer |= tune_in_subprocess(kernel.source, seconds, int(ordinal), cold=True)
-                swap.turn_on()
+                answer |= tune_in_subprocess(kernel.source, seconds, int(ordinal))
+                answer["searched"] = swap.turn_on()
             answer |= swap.answer()
         for kernel in described:
             if kernel not in searched:
@@ -234,7 +234,7 @@ class NativeKernels:
     def _answer(self, kernel: Described) -> dict[str, Any]:
         answer = {
             "kernel": kernel.name, "launches": kernel.launches, "event_seconds": kernel.seconds,
-            "seconds": None, "record": None, "ratio": None, "reason": "",
+            "seconds": None, "record": None, "ratio": None, "searched": False, "reason": "",
         }  # fmt: skip
         self.answers.append(answer)
         return answer

@@ -55,8 +55,8 @@ def test_kernels_are_searched_and_kept_with_the_whole_step(optimized: tuple[Path
     assert attempt["change"] == {"name": "native kernels", "kind": "native", "value": "store"}
     assert (attempt["outcome"], attempt["class"]) == ("kept", "bit-equal"), attempt["reason"]
     (kernel,) = attempt["kernels"]
-    assert kernel["launches"] == 1 and kernel["seconds"] == 5e-3 and kernel["record"]
-    assert 1.4 < document["together"]["ratio"] < 1.8
+    assert kernel["launches"] == 1 and kernel["seconds"] == 2e-2 and kernel["record"]
+    assert 1.5 < document["together"]["ratio"] < 4.1  # 20 ms against 5 ms, and what both share
     assert "kernels alone: axpy" in attempt["reason"]
     assert document["lines"] == ["@nostall.optimize  # above @triton.jit of axpy"]
 
@@ -113,8 +113,17 @@ def test_a_run_is_replayed_and_resumed(optimized: tuple[Path, Any]) -> None:
     _, resumed = optimize(
         folder, "--resume", "optimized", "--out", "resumed", search="find_nothing"
     )
-    assert resumed["kept"] == ["native kernels"] and resumed["together"]["ratio"] > 1.4
+    assert resumed["kept"] == ["native kernels"] and resumed["together"]["ratio"] > 1.5
     assert (folder / "resumed" / "kernels.zip").read_bytes() == made[1]
+
+
+def test_what_is_faster_alone_only_does_not_stay_in_the_store(tmp_path: Path) -> None:
+    _, document = optimize(tmp_path, search="store_useless")
+    (attempt,) = document["attempts"]
+    assert attempt["outcome"] == "dropped" and attempt["kernels"][0]["searched"]
+    assert "not faster" in attempt["reason"] and "kernels alone: axpy" in attempt["reason"]
+    assert any("not in the program" in note for note in document["notes"])
+    assert Store(tmp_path / "store").rows() == []
 
 
 def test_no_gain_and_no_gpu_are_told_by_name(tmp_path: Path) -> None:
