@@ -16,6 +16,7 @@ from typing import Any
 
 from nostall.attach.import_hooks import quietly
 from nostall.attach.program.shadow import CLASSES, Call, Finding
+from nostall.core.versions import supports_triton
 
 MAX_KERNELS = 6
 """Kernels that are searched, those with most time."""
@@ -188,8 +189,7 @@ class NativeKernels:
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self.answers: list[dict[str, Any]] = []
-        """What :meth:`check` found of each kernel."""
+        self._answers: dict[int, dict[str, Any]] = {}
         self._swaps: dict[int, _Swap] = {}
 
     def missing(self) -> str:
@@ -208,9 +208,12 @@ class NativeKernels:
         if not described:
             reason = "none of its kernels is launched: compiled or captured graphs have them"
             return Finding(CLASSES[0], reason)
-        self.answers = []
-        searched = [k for k in described[:MAX_KERNELS] if not isinstance(k.source, str)]
-        for kernel, seconds in _parts(searched, self.kernels.seconds):
+        version = str(sys.modules["triton"].__version__)
+        if not supports_triton(version):
+            return Finding(CLASSES[0], f"Triton {version} is not supported by this nostall")
+        self._answers.clear()
+        describable = [k for k in described if not isinstance(k.source, str)]
+        for kernel, seconds in _parts(describable[:MAX_KERNELS], self.kernels.seconds):
             answer = self._answer(kernel)
             swap = self._swap(kernel.compiled)
             if not swap.turn_on() and not seconds:
@@ -220,24 +223,41 @@ class NativeKernels:
                 answer |= tune_in_subprocess(kernel.source, seconds, int(ordinal))
                 answer["searched"] = swap.turn_on()
             answer |= swap.answer()
-        for kernel in described:
-            if kernel not in searched:
-                answer = self._answer(kernel)
-                later = f"{MAX_KERNELS} kernels with more time were searched"
-                answer["reason"] = kernel.source if isinstance(kernel.source, str) else later
+        self._answer_others(described)
         self.off()
         if all(answer["record"] is None for answer in self.answers):
             reasons = [f"{a['kernel']}: {a['reason']}" for a in self.answers[:MAX_KERNELS]]
             return Finding(CLASSES[0], f"no kernel got faster: {'; '.join(reasons)}")
         return Finding(CLASSES[0])
 
+    def _answer_others(self, described: Sequence[Described]) -> None:
+        """Kernels that are not searched: an earlier record, or why there is none."""
+        known = {id(kernel.compiled): kernel for kernel in described}
+        self.on()
+        for key, compiled in self.kernels.found.items():
+            kernel = known.get(key, Described(compiled, "no launch in that step", 0, None))
+            swap = self._swaps.get(key)
+            has_record = swap is not None and swap.is_on
+            if key in self._answers or not (key in known or has_record):
+                continue
+            later = f"{MAX_KERNELS} kernels with more time were searched"
+            answer = self._answer(kernel)
+            answer["reason"] = kernel.source if isinstance(kernel.source, str) else later
+            if swap is not None:
+                answer |= swap.answer()
+
     def _answer(self, kernel: Described) -> dict[str, Any]:
         answer = {
             "kernel": kernel.name, "launches": kernel.launches, "event_seconds": kernel.seconds,
             "seconds": None, "record": None, "ratio": None, "searched": False, "reason": "",
         }  # fmt: skip
-        self.answers.append(answer)
+        self._answers[id(kernel.compiled)] = answer
         return answer
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        """What :meth:`check` found of each kernel."""
+        return list(self._answers.values())
 
     def _swap(self, compiled: Any) -> _Swap:
         return self._swaps.setdefault(id(compiled), _Swap(compiled))

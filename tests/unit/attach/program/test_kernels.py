@@ -182,3 +182,22 @@ def test_kernels_in_compiled_graphs_are_refused_before_a_search() -> None:
     assert finding.refusal == (
         "none of its kernels is launched: compiled or captured graphs have them"
     )
+
+
+def test_kernels_that_are_not_searched_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.9.0"))
+    kernels = Kernels()
+    kernel_class = type("JITFunction", (FakeFunction,), {"run": FakeFunction.run})
+    kernels.install(SimpleNamespace(JITFunction=kernel_class))  # type: ignore[arg-type]
+    one = SimpleNamespace(metadata=SimpleNamespace(name="a"), asm={})
+    kernels.describe(5.0)
+    kernel_class().run(grid=one)
+    change = NativeKernels(kernels)
+    finding = change.check({})
+    assert finding.refusal == "no kernel got faster: a: it is not for an NVIDIA GPU"
+    (answer,) = change.answers
+    assert answer["launches"] == 1 and answer["record"] is None and not answer["searched"]
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="2.0.0"))
+    kernels.describe(5.0)
+    kernel_class().run(grid=one)
+    assert "Triton 2.0.0 is not supported" in change.check({}).refusal
