@@ -149,6 +149,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "simulated_calibration.json", "learners.md"),
     _row("attach.attach_points", "GPU", "Does each way in load the optimised bytes?",
          "attach_points.json"),
+    _row("attach.native_kernels", "GPU",
+         "How much faster is a whole program with its Triton kernels tuned?",
+         "native_kernels.json"),
     # Fusion
     _row("fusion.explorers", "CPU", "How far are the explorers from the proven optimum?",
          "explorers.json", "fusion.md"),

@@ -76,6 +76,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
         "--workloads", "4x4@256+32", "--budget-s", "190", "--profile-s", "10",
     ),
     "attach.attach_points": ("--seconds", "2"),
+    "attach.native_kernels": ("--seconds", "6", "--minutes", "0.5", "--rounds", "2"),
     "fusion.host_cost": ("--device", "cuda", "--rounds", "5"),
     "fusion.chains": ("--chains", "softmax + mask 16384x3000", "--rounds", "4", "--race", "2",
                       "--inductor", "5"),

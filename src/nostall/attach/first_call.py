@@ -7,6 +7,7 @@ crash.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pydantic import ValidationError
@@ -142,8 +144,10 @@ def _grid(grid: Any, values: Mapping[str, Any]) -> tuple[int, int, int]:
     return x, y, z
 
 
-_CUBIN, _PTX, _JOB = "original.cubin", "original.ptx", "job.json"
+_CUBIN, _PTX, _JOB, _ANSWER = "original.cubin", "original.ptx", "job.json", "answer.json"
 """Files of the tuning process's folder; there is no PTX if the compiler kept none."""
+_WATCHED = "NOSTALL_PROGRAM"
+"""Environment variable of a watched program; the tuning process is none."""
 _OVERHEAD_SECONDS = 300.0
 """Time that the tuning process may take in addition to the search itself."""
 
@@ -216,19 +220,24 @@ class FirstCalls:
             source = capture_source(self.function, compiled, args, options, self.bounds)
             tune_in_subprocess(source, self.seconds, _current_ordinal())
         except Exception as error:  # any error: without nostall the user's program would run
-            warn_once(f"not tuned on its first call: {_reason(error)}")
+            warn_once(f"not tuned on its first call: {reason_of(error)}")
             return
         self._replace_cubin(compiled)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Why a launch cannot be searched, in one line."""
     if isinstance(error, ValidationError):  # no launch specification can describe the call
         return str(error.errors()[0]["msg"])
     return root_cause(error)
 
 
-def tune_in_subprocess(source: Source, seconds: float, ordinal: int) -> None:
-    """Run :func:`tune_folder` in a separate process; its output goes to standard error."""
+def tune_in_subprocess(source: Source, seconds: float, ordinal: int) -> dict[str, Any]:
+    """Run :func:`tune_folder` in a separate process; its output goes to standard error.
+
+    Returns ``seconds`` of the original's launch, if it was compared, and ``reason``: why nothing
+    was stored, empty if something was.
+    """
     assert source.launch is not None
     job = Job(
         kernel=source.kernel,
@@ -240,6 +249,7 @@ def tune_in_subprocess(source: Source, seconds: float, ordinal: int) -> None:
     )
     package = str(Path(__file__).resolve().parents[2])
     paths = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    inherited = {name: value for name, value in os.environ.items() if name != _WATCHED}
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         write_atomically(Path(folder) / _CUBIN, source.cubin)
         if source.ptx is not None:
@@ -249,7 +259,7 @@ def tune_in_subprocess(source: Source, seconds: float, ordinal: int) -> None:
             subprocess.run(
                 # -P: files in the current folder must not shadow modules.
                 [sys.executable, "-P", "-m", "nostall.attach.first_call", folder],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env={**inherited, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # by number, because a notebook's sys.stderr has no file descriptor
                 timeout=seconds + _OVERHEAD_SECONDS,
@@ -257,6 +267,22 @@ def tune_in_subprocess(source: Source, seconds: float, ordinal: int) -> None:
             )
         except (OSError, subprocess.SubprocessError) as error:
             warn_once(f"{source.origin} was not tuned: {error}")
+            return _read_answer(Path(folder)) or {"reason": str(error)}
+        return _read_answer(Path(folder)) or {"reason": "the search gave no answer"}
+
+
+def _read_answer(folder: Path) -> dict[str, Any] | None:
+    """What the tuning process wrote; None if it was killed before."""
+    try:
+        answer: dict[str, Any] = json.loads((folder / _ANSWER).read_text())
+    except (OSError, ValueError):
+        return None
+    return answer
+
+
+def _write_answer(folder: Path, reason: str, seconds: float | None = None) -> None:
+    text = json.dumps({"reason": reason, "seconds": seconds})
+    write_atomically(folder / _ANSWER, text.encode())
 
 
 def tune_folder(folder: Path, device: OpenDevice | None = None) -> Row | None:
@@ -275,7 +301,11 @@ def tune_folder(folder: Path, device: OpenDevice | None = None) -> Row | None:
     kernel = Kernel(cubin, job.kernel, job.launch)
     with (device or LocalGpu)(kernel, settings.measurement_plan, job.ordinal) as gpu:
         tuned = _search(source, settings, gpu)
-        return record_result(Store(), source, settings, tuned, gpu.info) if tuned.improved else None
+        row = record_result(Store(), source, settings, tuned, gpu.info) if tuned.improved else None
+    timing = tuned.decision.outcome.timing if tuned.decision is not None else None
+    seconds = median(timing.original) if timing is not None else None
+    _write_answer(folder, "" if row else "no gain beyond the noise", seconds)
+    return row
 
 
 def _search(source: Source, settings: Settings, gpu: Device) -> TuningResult:
@@ -295,9 +325,11 @@ def _current_ordinal() -> int:
 
 def main() -> int:
     """Tune the folder named on the command line; returns the exit code."""
+    folder = Path(sys.argv[1])
     try:
-        row = tune_folder(Path(sys.argv[1]))
+        row = tune_folder(folder)
     except NostallError as error:
+        _write_answer(folder, reason_of(error))
         print(f"nostall: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     gain = f"measured gain {row.ratio:.4f}x, stored" if row else "no gain beyond the noise"

@@ -1,27 +1,35 @@
-"""A program's bundle: which changes were proven, on which machine.  Data only, as JSON."""
+"""A program's bundle: which changes were proven, on which machine.
+
+Data only, as JSON.  Binaries of the program's own kernels are records of the store in a file
+beside it (:mod:`nostall.store.bundle`), each of which is verified again on another machine.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from nostall import __version__
 from nostall.attach.program.machine import CPU, cpu_name
 from nostall.attach.program.start import VARIABLE
 from nostall.core.errors import BadInput, MissingPart
-from nostall.core.files.atomic import write_text_atomically
+from nostall.core.files.atomic import create_folder, write_text_atomically
 from nostall.core.launch import StrictModel
 from nostall.core.validation import dump_json, explain, load_json
 from nostall.optimizing.program import program_environment
 from nostall.optimizing.proof import Proof
 from nostall.optimizing.result import Result
 
+KERNELS_FILE = "kernels.zip"
+"""Beside the bundle: the store's records of the program's own kernels."""
 MAX_BYTES = 1 << 20
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _GIVEN = {"name", "kind", "value", "result_class"}
 """What the program is told of a change."""
 
@@ -30,23 +38,28 @@ class BundledChange(StrictModel):
     """One change, and what it gained."""
 
     name: str
-    kind: Literal["compile", "optimizer", "memory_format", "matmul_precision", "generation"]
-    value: Literal[
-        "inductor",
-        "reduce-overhead",
-        "nostall",
-        "fused",
-        "foreach",
-        "channels_last",
-        "high",
-        "static",
+    kind: Literal[
+        "compile", "optimizer", "memory_format", "matmul_precision", "generation", "native"
     ]
+    value: Literal[
+        "inductor", "reduce-overhead", "nostall", "fused", "foreach", "channels_last", "high",
+        "static", "store",
+    ]  # fmt: skip
     result_class: str
     """What it does to results; ``changes numbers`` only after ``--allow-numerics``."""
     line: str
     """What a person would write."""
     ratio: float
     interval: tuple[float, float]
+
+
+class BundledKernels(StrictModel):
+    """The file with the binaries of the program's own kernels."""
+
+    sha256: Sha256
+    """Of :data:`KERNELS_FILE`."""
+    records: Annotated[tuple[Sha256, ...], Field(min_length=1)]
+    """Ids of the store's records in it."""
 
 
 class Machine(StrictModel):
@@ -62,8 +75,9 @@ class Bundle(StrictModel):
     """The file that ``nostall optimize`` writes and ``nostall apply --bundle`` reads."""
 
     format: Literal["nostall program bundle"] = "nostall program bundle"
-    schema_version: Literal[1, 2] = 2
-    """Version 1 has no ``step_is``: its steps are those of optimisers."""
+    schema_version: Literal[1, 2, 3] = 3
+    """Version 1 has no ``step_is``: its steps are those of optimisers.  Version 2 has no
+    ``kernels``."""
     command: tuple[str, ...]
     machine: Machine
     step: str | None = None
@@ -72,6 +86,8 @@ class Bundle(StrictModel):
     """What a step was while it was measured, in words; empty: a step of the optimisers, or a call
     of ``step``.  In other steps nothing is changed."""
     changes: tuple[BundledChange, ...]
+    kernels: BundledKernels | None = None
+    """Of the change ``native``; None without it."""
     ratio: float
     """Original / all changes together."""
     interval: tuple[float, float]
@@ -79,7 +95,10 @@ class Bundle(StrictModel):
 
 
 def write_bundle(result: Result, path: Path) -> Path:
-    """Write the kept changes of ``result``, at least one, to ``path``; returns ``path``."""
+    """Write the kept changes of ``result``, at least one, to ``path``; returns ``path``.
+
+    Raises :class:`~nostall.store.BadStore` if the store lacks a record that was measured.
+    """
     changes = [
         {**(attempt.level.change or {}), "result_class": attempt.result_class,
          "line": attempt.level.line, **_numbers(attempt.proof)}
@@ -91,10 +110,54 @@ def write_bundle(result: Result, path: Path) -> Path:
         "command": tuple(result.command), "step": result.step, "changes": tuple(changes),
         "step_is": result.facts.raw["step_is"] if result.facts else "",
         "machine": {**result.machine, "nostall": __version__},
+        "kernels": _write_kernels(result, path.parent / KERNELS_FILE),
         **_numbers(result.together), "null_interval": null,
     })  # fmt: skip
     write_text_atomically(path, dump_json(bundle) + "\n", parents=True)
     return path
+
+
+def _write_kernels(result: Result, path: Path) -> dict[str, Any] | None:
+    """Write the records of kept kernels to ``path``, or remove an earlier file."""
+    attempts = [a for a in result.kept if a.level.change and a.level.change["kind"] == "native"]
+    ids = sorted({k["record"] for a in attempts for k in a.kernels if k["record"]})
+    if not ids:
+        path.unlink(missing_ok=True)
+        return None
+    from nostall.store import Store, bundle  # lazy, as below: few bundles have kernels
+
+    store = Store()
+    create_folder(path.parent)
+    bundle.write(store, [store.find(id)[0] for id in ids], path)
+    return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "records": tuple(ids)}
+
+
+def install_kernels(kernels: BundledKernels, path: Path) -> None:
+    """Put the records of ``path`` into the store; those that are not there are verified here.
+
+    Raises :class:`BadInput` if the file is missing or another one, or if a record is unsafe.
+    """
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BadInput(
+            f"--bundle: cannot read {path}: {error.strerror}; it belongs to the bundle, beside "
+            "which `nostall optimize` wrote it"
+        ) from error
+    if found != kernels.sha256:
+        raise BadInput(
+            f"--bundle: {path} has sha256 {found[:12]}, and the bundle names {kernels.sha256[:12]};"
+            " copy both files of one run"
+        )
+    from nostall.store import Store, bundle
+    from nostall.tuning.records.store_records import import_bundle
+
+    ids = set(bundle.read(path).ids)
+    if ids != set(kernels.records):
+        raise BadInput(f"--bundle: {path} has other records than the bundle; make it again")
+    store = Store()
+    if not ids <= {row.id for row in store.rows()}:
+        import_bundle(store, path)
 
 
 def _numbers(proof: Proof | None) -> dict[str, Any]:
@@ -132,7 +195,11 @@ def bundle_environment(
     machine or version, and :class:`MissingPart` without its GPU.  PyTorch's version and the driver
     are compared in the program, whose Python can be another one.
     """
-    machine = bundle.machine
+    machine, is_native = bundle.machine, any(c.kind == "native" for c in bundle.changes)
+    if is_native != (bundle.kernels is not None):
+        raise BadInput(
+            f"--bundle: {path} lacks its kernels, or has them without need; make it anew"
+        )
     if machine.nostall != __version__:
         raise BadInput(_other(path, "nostall", machine.nostall, __version__))
     is_cpu = machine.device.startswith(CPU)
@@ -144,6 +211,8 @@ def bundle_environment(
     here = cpu_name() if is_cpu else str(gpu)
     if machine.device != here:
         raise BadInput(_other(path, "the device", machine.device, here))
+    if bundle.kernels is not None:
+        install_kernels(bundle.kernels, path.parent / KERNELS_FILE)
     settings = {
         "folder": os.devnull,
         "director": 0,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from nostall.attach.program.kernels import MAX_KERNELS
+
 NO_GAIN = 1.05
 """Below this bound of all levels together, nothing is tried."""
 MAX_BUSY = 1.1
@@ -21,6 +23,11 @@ MUCH_IDLE = 0.3
 STATIC = "static cache"
 GRAPHS = "CUDA graphs"
 NOSTALL = "back end nostall"
+NATIVE = "native kernels"
+SEARCH_SECONDS, SEARCH_SHARE = 90.0, 0.15
+"""Most seconds of the searches of all kernels, and their share of the time for attempts."""
+KERNEL_SECONDS = 15.0
+"""Of one kernel beside its search: a process, first and last measurements.  Assumed."""
 EVIDENCE = "1.10 to 2.34 on six models, H200 (docs/results/torch-compile.md)"
 """Measured gain of torch.compile over eager mode."""
 
@@ -150,6 +157,7 @@ def diagnose(facts: Facts) -> list[Level]:
         *_layout_levels(facts),
     ]  # fmt: skip
     levels.sort(key=lambda level: level.name == NOSTALL)  # it takes longest
+    levels += _kernel_levels(facts)  # of the launches that compiled graphs leave
     if _graphs_first(facts):
         levels.sort(key=lambda level: level.name not in (STATIC, GRAPHS))
     return [level for level in levels if level.change] + [
@@ -296,6 +304,32 @@ def _no_graphs(facts: Facts) -> str:
     if (calls := facts.raw["calls"]) > 1:  # gradients that are added up lie in a graph's memory
         return f"a step calls modules {calls} times with gradients; graphs are tried for one call"
     return ""
+
+
+def _kernel_levels(facts: Facts) -> list[Level]:
+    """The program's own Triton kernels, each with a search of what ptxas is given."""
+    kernels = facts.raw.get("kernels") or ()
+    if not kernels:
+        return []
+    names = list(dict.fromkeys(kernel["kernel"] for kernel in kernels))
+    launches = sum(kernel["launches"] for kernel in kernels)
+    searched = min(len(kernels), MAX_KERNELS)
+    shown = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+    level = Level(
+        name=NATIVE,
+        touches=f"{len(kernels)} Triton kernels, {launches:.3g} launches a step",
+        share=None,
+        bound=None,
+        reason=f"no bound: the time of {shown} is measured when they are searched",
+        expected="1.047 (17 unseen kernels alone), H200 (docs/results/assembler.md)",
+        result_class="bit-equal",
+        minutes=(SEARCH_SECONDS + KERNEL_SECONDS * searched) / 60,
+        change={"name": NATIVE, "kind": "native", "value": "store"},
+        line=f"@nostall.optimize  # above @triton.jit of {', '.join(names[:MAX_KERNELS])}",
+    )
+    if facts.raw["world"] > 1:
+        return [_unusable(level, "not tried with several ranks: the others would wait")]
+    return [level]
 
 
 def _layout_levels(facts: Facts) -> list[Level]:

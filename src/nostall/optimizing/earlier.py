@@ -64,6 +64,7 @@ class EarlierAttempt(_Part):
     result_class: str = Field(alias="class")
     warm_seconds: float
     proof: EarlierProof | RefusedProof | None
+    kernels: tuple[dict[str, Any], ...] = ()
 
 
 class EarlierWatch(_Part):
@@ -99,6 +100,7 @@ class Earlier(_Part):
                 return Attempt(
                     level, found.outcome, f"{found.reason} (earlier run)", found.result_class,
                     None if proof is None else proof.proof(), found.warm_seconds,
+                    found.kernels,
                 )  # fmt: skip
         return None
 

@@ -14,6 +14,8 @@ from pydantic import TypeAdapter
 from nostall.core.errors import BadInput
 from nostall.optimizing.diagnosis import (
     NO_GAIN,
+    SEARCH_SECONDS,
+    SEARCH_SHARE,
     Facts,
     Level,
     certificate,
@@ -125,7 +127,34 @@ def optimize(
         with Program(command, options.settings, options.quiet_output) as program:
             _confirm(_recorded(program, starts), options, say, result)
             program.end(exits=True)
+    _forget_kernels(result)
     return result
+
+
+def _forget_kernels(result: Result) -> None:
+    """Take the records of this run's searches out of the store if the program gains nothing.
+
+    `nostall apply` would use them, because each was faster alone.
+    """
+    dropped = [a for a in result.attempts if a.outcome != "kept" and a.kernels]
+    ids = {k["record"] for a in dropped for k in a.kernels if k["record"] and k["searched"]}
+    if not ids:
+        return
+    from nostall.store import Store  # lazy: few runs have kernels
+
+    store = Store()
+    try:
+        rows = [row for row in store.rows() if row.id in ids]
+        for row in rows:
+            store.remove(row)
+    except BadInput as error:  # of the store; the result stands
+        result.notes.append(f"records of kernels without a gain are left: {error}")
+        return
+    if rows:
+        result.notes.append(
+            f"{len(rows)} binaries of kernels that were faster alone, and not in the program, are "
+            "not kept in the store"
+        )
 
 
 def replay(recording: Recording, say: Say) -> Result:
@@ -299,10 +328,15 @@ class _Job:
         if level.bound is not None and level.bound < 1.0 + (NO_GAIN - 1.0) / 5:
             return Attempt(level, "dropped", "its bound is below 1.01", level.result_class)
         self.say(f"{level.name}: checking results on copies")
-        done = self._ask(do="check", name=level.name)[-1]
-        if done["refusal"]:
-            return Attempt(level, "refused", done["refusal"], done["result_class"])
         kept = [a.level.name for a in self.result.kept]
+        more: dict[str, Any] = {}
+        if change["kind"] == "native":  # what kept changes launch is searched
+            seconds = min(SEARCH_SECONDS, 60 * SEARCH_SHARE * self.options.minutes)
+            more = {"arm": kept, "seconds": seconds}
+        *others, done = self._ask(do="check", name=level.name, **more)
+        kernels = next((e["kernels"] for e in others if e["event"] == "kernels"), ())
+        if done["refusal"]:
+            return Attempt(level, "refused", done["refusal"], done["result_class"], kernels=kernels)
         before = [a.level.name for a in self.result.kept if not _same_place(a.level, level)]
         begin = self.program.clock()
         failures = self._warm([*before, level.name])
@@ -312,7 +346,8 @@ class _Job:
             return Attempt(level, "refused", reason, done["result_class"])
         proof = self._compare(kept, [*before, level.name], level.bound)
         outcome, reason = _outcome(proof)
-        return Attempt(level, outcome, reason, done["result_class"], proof, warm)
+        reason += _gains(kernels)
+        return Attempt(level, outcome, reason, done["result_class"], proof, warm, kernels)
 
     def _together(self) -> None:
         """Measure all kept changes beside the original; keep them only if they still gain."""
@@ -401,6 +436,12 @@ def _outcome(proof: Proof) -> tuple[Any, str]:
         return "kept", f"{numbers} times as fast"
     null = f"null [{proof.comparison.null_low:.3f}, {proof.comparison.null_high:.3f}]"
     return "dropped", f"not faster: {numbers}, {null}"
+
+
+def _gains(kernels: Sequence[Mapping[str, Any]]) -> str:
+    """The gains of single kernels, back to back, in words."""
+    found = [f"{k['kernel']} {k['ratio']:.3f}" for k in kernels if k["record"]]
+    return f"; kernels alone: {', '.join(found)}" if found else ""
 
 
 def _drop(result: Result, reason: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -27,12 +27,16 @@ class Attempt:
     proof: Proof | None = None
     warm_seconds: float = 0.0
     """Seconds until the change was ready, compiling included."""
+    kernels: Sequence[Mapping[str, Any]] = ()
+    """Of each searched kernel: launches a step, seconds of a launch, and its record in the store;
+    or why it has none."""
 
     def as_json(self) -> dict[str, Any]:
+        kernels = {"kernels": list(self.kernels)} if self.kernels else {}
         return {
             "change": self.level.change, "outcome": self.outcome, "reason": self.reason,
             "class": self.result_class, "warm_seconds": self.warm_seconds,
-            "proof": proof_json(self.proof),
+            "proof": proof_json(self.proof), **kernels,
         }  # fmt: skip
 
 

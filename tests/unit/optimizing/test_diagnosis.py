@@ -213,7 +213,7 @@ def test_a_bundle_is_read_back_and_applied_here(tmp_path: Path) -> None:
     bundle = read_bundle(path)
     assert [change.value for change in bundle.changes] == ["fused"]
     settings = json.loads(bundle_environment(bundle, path, {"A": "b"}, None)[VARIABLE])
-    assert settings["step_is"] == "" and bundle.schema_version == 2
+    assert settings["step_is"] == "" and bundle.schema_version == 3
     assert settings["changes"] == [
         {
             "name": "fused optimiser",
@@ -268,7 +268,7 @@ def test_a_gpu_bundle_is_refused_on_another_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("schema_version", 3, "schema_version is '3'; allowed are 1, 2"),
+        ("schema_version", 4, "schema_version is '4'; allowed are 1, 2, 3"),
         ("changes", [{"kind": "exec"}], "changes.0"),
         ("hook", "import os", "hook is an unknown key"),
         ("ratio", "fast", "ratio is 'fast'"),
@@ -284,6 +284,26 @@ def test_a_file_that_is_no_bundle_is_refused(
     path.write_bytes(b"\x80\x04evil pickle")
     with pytest.raises(BadInput, match="is no bundle"):
         read_bundle(path)
+
+
+def test_a_native_change_needs_its_kernels(tmp_path: Path) -> None:
+    path = write_bundle(result(), tmp_path / "bundle.json")
+    document = json.loads(path.read_text())
+    document["changes"][0] |= {"kind": "native", "value": "store"}
+    path.write_text(json.dumps(document))
+    with pytest.raises(BadInput, match="lacks its kernels"):
+        bundle_environment(read_bundle(path), path, {}, None)
+
+
+def test_own_triton_kernels_are_a_level_without_a_bound() -> None:
+    kernels = [{"kernel": name, "launches": 2.0} for name in ("norm", "gate", "norm")]
+    level = next(level for level in diagnose(facts(kernels=kernels)) if "native" in level.name)
+    assert level.touches == "3 Triton kernels, 6 launches a step" and level.bound is None
+    assert level.result_class == "bit-equal" and level.line.endswith("@triton.jit of norm, gate")
+    assert level == [x for x in diagnose(facts(kernels=kernels)) if x.change][-1]
+    assert certificate(facts(forward=0.0, kernels=kernels), [level]) == ""
+    ranks = next(x for x in diagnose(facts(kernels=kernels, world=2)) if x.name == level.name)
+    assert ranks.change is None and "several ranks" in ranks.reason
 
 
 def test_the_page_shows_the_waterfall_and_escapes(tmp_path: Path) -> None:

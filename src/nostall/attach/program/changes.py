@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nostall.attach.program.generation import StaticCache
-from nostall.attach.program.numerics import MatmulPrecision
+from nostall.attach.program.kernels import Kernels, NativeKernels
 from nostall.attach.program.roots import RefusedOutput, Switch
 from nostall.attach.program.shadow import (
+    CLASSES,
     Call,
     Finding,
     check_module,
@@ -315,19 +317,66 @@ def can_set(optimizer: Any, flag: str) -> bool:
     return bool(parameters) and unset and other and plain and not is_default
 
 
-Change = Compile | OptimizerFlag | ChannelsLast | MatmulPrecision | StaticCache
+def matmul_precision() -> str | None:
+    """What ``torch.set_float32_matmul_precision`` has set.
+
+    None where it is not told, because the program uses PyTorch's later settings of each library.
+    """
+    with contextlib.suppress(Exception):
+        return str(sys.modules["torch"].get_float32_matmul_precision())
+    return None
+
+
+class MatmulPrecision:
+    """``torch.set_float32_matmul_precision("high")``; its results are not those of the original."""
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+        self._before: str | None = None
+
+    def missing(self) -> str:
+        """Why nothing would be changed; empty if something would."""
+        if matmul_precision() is None:
+            return "the program sets the precision of products by library"
+        return ""
+
+    def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
+        if reason := self.missing():
+            return Finding(CLASSES[3], reason)
+        return Finding(CLASSES[3], detail="results are not compared: the inputs are rounded")
+
+    def is_settled(self) -> bool:
+        return True
+
+    def on(self) -> None:
+        if self._before is None:
+            self._before = matmul_precision()
+        sys.modules["torch"].set_float32_matmul_precision(self.value)
+
+    def off(self) -> None:
+        if self._before is not None:
+            sys.modules["torch"].set_float32_matmul_precision(self._before)
+            self._before = None
+
+
+Change = Compile | OptimizerFlag | ChannelsLast | MatmulPrecision | StaticCache | NativeKernels
 """Each has ``check``, which tries it on copies, ``on`` and ``off``, which can be repeated, and
 ``missing``, for programs that a bundle was not measured on."""
 
 
 def make_change(
-    description: Mapping[str, str], switches: Sequence[Switch], optimizers: Sequence[Any]
+    description: Mapping[str, str],
+    switches: Sequence[Switch],
+    optimizers: Sequence[Any],
+    kernels: Kernels | None = None,
 ) -> Change:
     """The change that a description names: its ``kind`` and ``value``.
 
     Raises :class:`ValueError` for a kind that this version does not know.
     """
     kind, value = description["kind"], description["value"]
+    if kind == "native" and kernels is not None:
+        return NativeKernels(kernels)
     if kind == "matmul_precision":
         return MatmulPrecision(value)
     if kind == "compile":

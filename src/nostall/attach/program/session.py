@@ -23,11 +23,12 @@ from nostall.attach.program.changes import (
     has_images,
     is_in_torch,
     make_change,
+    matmul_precision,
 )
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.generation import GenerateCall, can_be_static, generated
+from nostall.attach.program.kernels import Kernels, NativeKernels
 from nostall.attach.program.machine import cpu_name, driver_version
-from nostall.attach.program.numerics import matmul_precision
 from nostall.attach.program.roots import (
     MAX_CALLS,
     Switch,
@@ -72,6 +73,7 @@ class Session:
         self.channel = Channel(settings["folder"], settings["director"])
         self.borders = Borders()
         self.segments = Segments(_clock)
+        self.kernels = Kernels()
         self._optimizers: list[weakref.ref[Any]] = []
         self.switches: list[Switch] = []
         self.switch_obstacle = "no step has ended"
@@ -233,6 +235,7 @@ class Session:
         kept = self._watched[SETTLED:]
         if not kept:
             self._sync()
+            self.kernels.restart()
             self._watch_began = _clock()
         enough = len(kept) >= self.settings["watch_steps"]
         longest = sum(seconds for _, seconds, _ in kept) >= self.settings["watch_seconds"]
@@ -244,6 +247,7 @@ class Session:
     ) -> None:
         self._watched = None
         self.segments.remove()
+        self.kernels.remove()
         for switch in self.switches:
             switch.eager = switch.root._call_impl
         if self.switches and not any(isinstance(part, tuple) for key in self._keys for part in key):
@@ -326,6 +330,7 @@ class Session:
             "in_torch": any(is_in_torch(root) for root in self.roots),
             "images": any(has_images(root) for root in self.roots),
             "generates": self._generates,
+            "kernels": self.kernels.facts(len(kept)),
             "obstacle": self.switch_obstacle,
             "loader": self.segments.loaders,
             "peak_bytes": torch.cuda.max_memory_allocated()
@@ -380,6 +385,9 @@ class Session:
             self._end(order)
         elif what == "check":
             self._make(order)
+            if isinstance(self.changes[order["name"]], NativeKernels):
+                self._apply(order["arm"])
+                self.kernels.describe(order["seconds"])
             self._captures, self._order, self._capture_until = {}, order, now + 60.0
         elif what == "warm":
             self._make(order)
@@ -394,7 +402,9 @@ class Session:
     def _capture_done(self, now: float, order: Mapping[str, Any]) -> None:
         """Check the change once calls were seen; where modules are not switched, at once."""
         assert self._captures is not None
-        wanted = len(self.switches) if not self.switch_obstacle else 0
+        change = self.changes[order["name"]]
+        needs_calls = not (self.switch_obstacle or isinstance(change, NativeKernels))
+        wanted = len(self.switches) if needs_calls else 0
         if sum(number >= 0 for number in self._captures) < wanted and now < self._capture_until:
             return
         calls: dict[int, list[Any]] = {
@@ -403,11 +413,13 @@ class Session:
         self._captures = self._order = None
         self._sync()
         begin = _clock()
-        finding = self.changes[order["name"]].check(calls)
+        finding = change.check(calls)
+        if isinstance(change, NativeKernels):
+            self._emit_answer("kernels", kernels=change.answers)
         self._finish(**finding._asdict(), seconds=_clock() - begin)
 
     def _capture(self, switch: Switch, arguments: Any) -> None:
-        if self._captures is None or self._busy:
+        if self._captures is None or self._busy or self.kernels.described is not None:
             return
         found = self._captures.setdefault(switch.number, {})
         key = self._calls[-1]
@@ -425,7 +437,7 @@ class Session:
     def _make(self, order: Mapping[str, Any]) -> None:
         for description in order["changes"]:
             if description["name"] not in self.changes:
-                change = make_change(description, self.switches, self.optimizers)
+                change = make_change(description, self.switches, self.optimizers, self.kernels)
                 self.changes[description["name"]] = change
 
     def _apply(self, arm: Sequence[str]) -> None:
@@ -462,6 +474,7 @@ class Session:
             self._apply(order["arm"])
             self._release()
             self.segments.remove()
+            self.kernels.remove()
         self.channel.emit("ended", steps=self.steps, exits=order["exit"])
         if order["exit"]:
             sys.stdout.flush()
@@ -480,6 +493,7 @@ class Session:
             self._apply(())
         self._release()
         self.segments.remove()
+        self.kernels.remove()
         with contextlib.suppress(Exception):
             self.channel.emit("failed", reason=reason[:300])
 
@@ -511,6 +525,7 @@ class Applied(Session):
             return
         self.steps, self._ended, self.is_done = 1, True, True
         self.segments.remove()
+        self.kernels.remove()
         self._install_switches()
         self._make({"changes": self.settings["changes"]})
         for name, reason in [(n, self._missing(c)) for n, c in self.changes.items()]:
@@ -532,7 +547,8 @@ class Applied(Session):
     def _missing(self, change: Change) -> str:
         """Why a change would change nothing here; empty if it would."""
         reason = change.missing()
-        if reason and not self.switches and not isinstance(change, OptimizerFlag):
+        needs_calls = not isinstance(change, OptimizerFlag | NativeKernels)
+        if reason and not self.switches and needs_calls:
             return self.switch_obstacle or reason
         return reason
 

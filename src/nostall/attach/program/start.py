@@ -36,6 +36,9 @@ def install() -> None:
         "torch.amp.grad_scaler": lambda module: _watch_scaler(module, session, sources),
         "torch.utils.data.dataloader": session.segments.watch_loader,
     }
+    if any(change["kind"] == "native" for change in settings.get("changes", [{"kind": "native"}])):
+        hooks["triton.runtime.jit"] = session.kernels.install
+        hooks["triton.runtime.autotuner"] = session.kernels.skip_trials
     if target := settings.get("step"):
         name, _, path = target.partition(":")
         hooks[name] = lambda module: _watch_function(module, path, session)

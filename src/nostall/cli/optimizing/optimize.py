@@ -86,7 +86,8 @@ def optimize(
 
     The unchanged program runs until enough of its steps were seen. Changes of its configuration
     are then switched on and off between steps: `torch.compile`, CUDA graphs and the back end
-    nostall on GPUs, `channels_last`, a fused or foreach optimiser. A change is kept if its results
+    nostall on GPUs, `channels_last`, a fused or foreach optimiser, and native binaries of the
+    program's own Triton kernels, which are searched while it waits. A change is kept if its results
     are proven on copies and the whole program's step is faster beyond the noise. The program is
     ended at an agreed step.
     """
@@ -190,11 +191,20 @@ def _write(result: Result, folder: Path) -> list[Path]:
         return []
     _save(result, folder)
     paths = [folder / RESULT_FILE, write_page(result, folder / PAGE_FILE)]
-    if result.kept and result.together:
-        paths.append(write_bundle(result, folder / BUNDLE_FILE))
+    if result.kept and result.together and (bundle := _bundle(result, folder)):
+        paths.append(bundle)
     else:
         (folder / BUNDLE_FILE).unlink(missing_ok=True)  # of an earlier run, and not proven here
     return paths
+
+
+def _bundle(result: Result, folder: Path) -> Path | None:
+    """Write the bundle; None, with the reason on standard error, without its records."""
+    try:
+        return write_bundle(result, folder / BUNDLE_FILE)
+    except BadInput as error:  # of the store
+        err.print(f"nostall: no bundle is written: {error}")
+        return None
 
 
 def _show_next(command: list[str], written: list[Path]) -> None:

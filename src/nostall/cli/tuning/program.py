@@ -146,6 +146,7 @@ def _show(result: ProgramResult, runs: list[Path], command: str, format: Format)
         err.print(model_caution())
     elif any(kernel.best is not None for kernel in result.kernels):
         out.print(f"use it:   nostall apply -- python {command}")
+        out.print(f"prove it: nostall optimize -- python {command}  (the whole program's step)")
 
 
 def _row(result: KernelResult) -> tuple[str, ...]:

@@ -1,0 +1,47 @@
+"""The step of ``triton_program.py``, and a search whose result is made up."""
+
+# ruff: noqa: N803
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import triton.language as tl
+
+last = None
+
+
+def axpy(y, x, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + offs, offs < n, 0.0)
+    tl.store(y + offs, value * 2.0 + tl.load(y + offs, offs < n, 0.0), offs < n)
+
+
+def step(kernel, tensor):
+    global last
+    last = kernel[(4,)](tensor, tensor[16:], 2048, BLOCK=512)
+
+
+def store_variant(source, seconds, ordinal):
+    """Stores another legal order as if it was measured."""
+    from nostall.store import Store
+    from tests.unit.attach.variants import keep_variant
+
+    assert seconds > 0 and source.ptx is not None and source.launch.grid == (4, 1, 1)
+    row = keep_variant(Store(), source.cubin)
+    Path(os.environ["FASTER"]).write_text(row.optimised)
+    return {"reason": "", "seconds": 2e-2}
+
+
+def store_useless(source, seconds, ordinal):
+    """Stores another legal order that is not faster in the program."""
+    from nostall.store import Store
+    from tests.unit.attach.variants import keep_variant
+
+    keep_variant(Store(), source.cubin)
+    return {"reason": "", "seconds": 2e-2}
+
+
+def find_nothing(source, seconds, ordinal):
+    """No gain."""
+    return {"reason": "no gain beyond the noise", "seconds": 2e-2}
