@@ -273,14 +273,16 @@ class Generation(Generic[S, M]):
         point: Point[S],
         confirmations: int,
         without: Sequence[str] = (),
+        immigrants: float = IMMIGRANT_SHARE,
     ) -> None:
         """``confirmations``: further measurements before a state enters the population.
 
-        ``without``: patterns of operators that are not used.
+        ``without``: patterns of operators that are not used.  ``immigrants``: share of new orders
+        that do not descend from the population.
         """
         self.task, self.pipeline, self.confirmations = task, pipeline, confirmations
         self.operators: tuple[Operator, ...] = operators_of(task.space, without)
-        self._immigrant_share = 0.0 if IMMIGRANTS in without else IMMIGRANT_SHARE
+        self._immigrant_share = 0.0 if IMMIGRANTS in without else immigrants
         space = task.space
         self._singles: tuple[S, ...] = (
             tuple(space.portfolio()) if isinstance(space, PortfolioSpace) else ()
@@ -480,6 +482,9 @@ class Evolve(Search):
     """Proposals in a row without a new state after which the search is finished."""
     without: tuple[str, ...] = ()
     """Patterns of operators that are not used, e.g. ``("* hot", "immigrants")``: for ablations."""
+    immigrants: float = IMMIGRANT_SHARE
+    """Share of new orders that do not descend from the population: random orders of the start
+    state and of the portfolio.  With 1 all are."""
 
     def __post_init__(self) -> None:
         if self.population < 2 or self.max_drops < 1:
@@ -511,7 +516,7 @@ class Evolve(Search):
         point = point._replace(population=population)
         confirmations = CONFIRMATIONS if objective.kind == "measured" else 0
         task = replace(task, chooses_best=confirmations > 0)
-        generation = Generation(task, pipeline, point, confirmations, self.without)
+        generation = Generation(task, pipeline, point, confirmations, self.without, self.immigrants)
 
         def step(point: Point[S]) -> Point[S] | Stop:
             if generation.drops(point) >= self.max_drops:

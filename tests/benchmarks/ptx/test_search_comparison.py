@@ -1,0 +1,74 @@
+"""Comparison of search strategies on a device whose times are given."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from benchmarks.kernels.new_projects.entries import PROJECTS
+from benchmarks.ptx.assembler_cell import Baseline
+from benchmarks.ptx.assembler_suite import ResultFile
+from benchmarks.ptx.search_comparison import (
+    Plan,
+    Prepared,
+    compare,
+    comparison_entries,
+    mean_ratio,
+    missing_strategies,
+    table,
+)
+
+from nostall.tuning.assembler.job import open_setup
+from nostall.tuning.sources.source import Source
+from tests.benchmarks.ptx.test_assembler_suite import open_fake, source
+
+__all__ = ["source"]
+
+
+def make_plan() -> Plan:
+    return Plan(
+        comparison_entries(),
+        ("evolution", "random"),
+        1,
+        6.0,
+        monotonic() + 1000,
+        checks=2,
+        workers=None,
+        compilers=1,
+        open=open_fake,
+        evaluations=25,
+    )
+
+
+def test_the_split_is_fixed_and_at_least_half_is_unseen() -> None:
+    chosen = comparison_entries()
+    assert len({entry.name for entry in chosen}) == len(chosen) >= 34
+    assert sum(entry.kernel in PROJECTS for entry in chosen[:24]) == 12
+    assert sum(entry.kernel in PROJECTS for entry in chosen) == len(PROJECTS) == 22
+    assert len(set(PROJECTS.values())) == 22
+
+
+def test_both_strategies_get_a_record_and_a_second_call_measures_nothing(
+    source: Source,
+    tmp_path: Path,
+) -> None:
+    plan, results = make_plan(), ResultFile(tmp_path / "out.json")
+    entry = plan.entries[0]
+    stack = ExitStack()
+    prepared = Prepared(Baseline(source, ()), stack.enter_context(open_setup(source)), stack)
+    assert missing_strategies(plan, 1, entry, results) == ["random", "evolution"]
+    with stack:
+        compare(plan, entry, prepared, ["evolution", "random"], results)
+    evolution, random = ResultFile(tmp_path / "out.json").records
+    assert evolution["method"] == "evolution" and evolution["over_a"]["verdict"] == "faster"
+    assert random["deployed"] > 1 and random["search"]["winner"]["levers"]
+    assert missing_strategies(plan, 0, entry, results) == []
+    assert "evolution over random" in table(results.records)[-1]
+
+
+def test_the_interval_of_a_mean_is_that_of_the_kernels() -> None:
+    ratio, low, high = mean_ratio([1.0, 1.1, 1.2])
+    assert low < ratio < high and ratio == pytest.approx(1.0969, abs=1e-3)
+    assert mean_ratio([1.01, 1.01])[1] > 1
