@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -20,6 +22,7 @@ from benchmarks.ptx.search_comparison import (
     table,
 )
 
+from benchmarks.ptx import search_comparison
 from nostall.tuning.assembler.job import open_setup
 from nostall.tuning.sources.source import Source
 from tests.benchmarks.ptx.test_assembler_suite import open_fake, source
@@ -72,3 +75,45 @@ def test_the_interval_of_a_mean_is_that_of_the_kernels() -> None:
     ratio, low, high = mean_ratio([1.0, 1.1, 1.2])
     assert low < ratio < high and ratio == pytest.approx(1.0969, abs=1e-3)
     assert mean_ratio([1.01, 1.01])[1] > 1
+
+
+class DonePool:
+    """Replaces the compiler processes: each build is done at once."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def submit(self, *_: object) -> Future[str]:
+        future: Future[str] = Future()
+        future.set_result("built")
+        return future
+
+    def shutdown(self, **_: object) -> None: ...
+
+    def __enter__(self) -> DonePool:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_a_call_prepares_the_next_kernel_and_goes_on_after_a_failure(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(make_plan(), entries=comparison_entries()[:3], seconds=0.1)
+    baselines = [Baseline(source, ()), ValueError("does not run"), Baseline(source, ())]
+    turns = iter([baselines[0], baselines[1], baselines[1], baselines[2]])
+
+    def take(*_: object) -> Baseline:
+        found = next(turns)
+        if isinstance(found, ValueError):
+            raise found
+        return found
+
+    monkeypatch.setattr(search_comparison, "ProcessPoolExecutor", DonePool)
+    monkeypatch.setattr(search_comparison, "fastest_build", take)
+    results = ResultFile(tmp_path / "out.json")
+    search_comparison.run(plan, {e.name: [None] for e in plan.entries}, results)
+    names = [plan.entries[n].name for n in (0, 2)]
+    assert [(r["kernel"], r["method"]) for r in results.records] == [
+        (name, method) for name in names for method in ("evolution", "random")
+    ]
+    assert [f["kernel"] for f in results.failures] == [plan.entries[1].name]
