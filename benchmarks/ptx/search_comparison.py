@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -48,9 +48,16 @@ from nostall.tuning.sources.source import Source
 STRATEGIES: Mapping[str, Evolve] = {
     "evolution": Evolve(),
     "random": Evolve(immigrants=1.0),
+    "local": Evolve(
+        population=4,
+        random_until=0.5,
+        immigrants=0.0,
+        without=("reorder sigma=8 *", "reorder sigma=20 *", "recombine"),
+    ),
 }
-"""Both measure the portfolio first; then ``random`` draws each order from the start or from good
-settings of the portfolio, and never from an order that it found."""
+"""All measure the portfolio first; then ``random`` draws each order from the start or from good
+settings of the portfolio, and never from an order that it found.  ``local`` does so in the first
+half of its time, and then changes the best four a little."""
 SEEN = (
     "gemm_leakyrelu-512x512x2048@mma",
     "flash_attention-1x4x8192x64@wgmma",
@@ -310,28 +317,35 @@ def mean_ratio(ratios: Sequence[float], draws: int = 10_000) -> tuple[float, flo
 
 
 def table(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Each kernel, then the geometric means of evolution over random orders."""
-    pairs = pairs_of(records, "evolution", "random")
-    lines = [
-        f"{a['kernel']:34} {a['instructions'] or '-':5} {'unseen' if a['unseen'] else 'seen':6} "
-        f"evolution {a['deployed']:.4f} random {b['deployed']:.4f}"
-        for a, b in pairs
-    ]
+    """Each kernel, then the geometric means of the other strategies over random orders."""
+    by_key = {(r["kernel"], r["seed"]): r for r in records}
+    names = [name for name in STRATEGIES if any(r["method"] == name for r in records)]
+    found = {(r["kernel"], r["seed"], r["method"]): r["deployed"] for r in records}
+    lines = [f"{'kernel':34} {'':5} {'':6} " + " ".join(f"{name:>9}" for name in names)]
+    for (kernel, seed), r in by_key.items():
+        shown = (found.get((kernel, seed, name)) for name in names)
+        cells = " ".join(f"{ratio:9.4f}" if ratio else f"{'-':>9}" for ratio in shown)
+        kind = "unseen" if r["unseen"] else "seen"
+        lines.append(f"{kernel:34} {r['instructions'] or '-':5} {kind:6} {cells}")
+    return [*lines, *(line for name in names if name != "random" for line in _means(records, name))]
+
+
+def _means(records: Sequence[dict[str, Any]], name: str) -> Iterator[str]:
+    """Geometric means of a strategy and of random orders on the same kernels."""
+    pairs = pairs_of(records, name, "random")
     groups = {
         "all": pairs,
         "unseen": [p for p in pairs if p[0]["unseen"]],
         "seen": [p for p in pairs if not p[0]["unseen"]],
     }
-    for name, group in groups.items():
-        if not group:
-            continue
-        means = [exp(sum(log(p[k]["deployed"]) for p in group) / len(group)) for k in (0, 1)]
-        ratio, low, high = mean_ratio([a["deployed"] / b["deployed"] for a, b in group])
-        lines.append(
-            f"{name}: {len(group)} kernels, evolution {means[0]:.4f}, random {means[1]:.4f}, "
-            f"evolution over random {ratio:.4f} [{low:.4f}, {high:.4f}]"
-        )
-    return lines
+    for title, group in groups.items():
+        if group:
+            means = [exp(sum(log(p[k]["deployed"]) for p in group) / len(group)) for k in (0, 1)]
+            ratio, low, high = mean_ratio([a["deployed"] / b["deployed"] for a, b in group])
+            yield (
+                f"{title}: {len(group)} pairs, {name} {means[0]:.4f}, random {means[1]:.4f}, "
+                f"{name} over random {ratio:.4f} [{low:.4f}, {high:.4f}]"
+            )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -340,7 +354,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--baseline", type=Path, required=True, help="made by benchmarks.sass.compiler_baseline"
     )
     parser.add_argument("--seconds-per-search", type=float, default=8.0)
-    parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES), choices=STRATEGIES)
+    parser.add_argument(
+        "--strategies", nargs="*", default=["evolution", "random"], choices=STRATEGIES
+    )
     parser.add_argument("--kernels", nargs="*", default=["*"], help="only these (patterns)")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1])
     parser.add_argument("--budget-s", type=float, default=540.0, help="end after so many seconds")

@@ -274,12 +274,15 @@ class Generation(Generic[S, M]):
         confirmations: int,
         without: Sequence[str] = (),
         immigrants: float = IMMIGRANT_SHARE,
+        random_until: float = 0.0,
     ) -> None:
         """``confirmations``: further measurements before a state enters the population.
 
         ``without``: patterns of operators that are not used.  ``immigrants``: share of new orders
-        that do not descend from the population.
+        that do not descend from the population; all do not before the part ``random_until`` of the
+        budget is spent.
         """
+        self._random_until = random_until
         self.task, self.pipeline, self.confirmations = task, pipeline, confirmations
         self.operators: tuple[Operator, ...] = operators_of(task.space, without)
         self._immigrant_share = 0.0 if IMMIGRANTS in without else immigrants
@@ -350,7 +353,9 @@ class Generation(Generic[S, M]):
             return Proposal(GIVEN, state), _Ticket(f"portfolio {number}", given=number)
         population: Population[S] = point.population
         rng = self.task.rng
-        if isinstance(self.task.space, ReorderSpace) and rng.random() < self._immigrant_share:
+        is_early = self.task.progress(point.evaluations) < self._random_until
+        share = 1.0 if is_early else self._immigrant_share
+        if isinstance(self.task.space, ReorderSpace) and rng.random() < share:
             return self._immigrant(point)
         chosen = Bandit.load(point.memory, len(self.operators)).choose(rng)
         operator = self.operators[chosen]
@@ -485,6 +490,8 @@ class Evolve(Search):
     immigrants: float = IMMIGRANT_SHARE
     """Share of new orders that do not descend from the population: random orders of the start
     state and of the portfolio.  With 1 all are."""
+    random_until: float = 0.0
+    """Part of the budget in which all new orders are random."""
 
     def __post_init__(self) -> None:
         if self.population < 2 or self.max_drops < 1:
@@ -516,7 +523,9 @@ class Evolve(Search):
         point = point._replace(population=population)
         confirmations = CONFIRMATIONS if objective.kind == "measured" else 0
         task = replace(task, chooses_best=confirmations > 0)
-        generation = Generation(task, pipeline, point, confirmations, self.without, self.immigrants)
+        generation = Generation(
+            task, pipeline, point, confirmations, self.without, self.immigrants, self.random_until
+        )
 
         def step(point: Point[S]) -> Point[S] | Stop:
             if generation.drops(point) >= self.max_drops:
