@@ -281,3 +281,45 @@ def launch_retention(
         ),
         warps, stages, N=n, D=d, BLOCK=tile[0],
     )  # fmt: skip
+
+
+@triton.jit
+def lightning_attention(
+    q_ptr, k_ptr, v_ptr, state_ptr, slope_ptr, o_ptr,
+    N: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    block, head = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, D)
+    i = tl.arange(0, INNER)
+    slope = tl.load(slope_ptr + head)
+    state = tl.load(state_ptr + (head * (N // BLOCK) + block) * D * D + d[:, None] * D + d[None, :])
+    for at in range(0, BLOCK, INNER):
+        rows = head * N * D + (block * BLOCK + at + i)[:, None] * D + d[None, :]
+        q = tl.load(q_ptr + rows)
+        fade = tl.exp2(slope * (at + i + 1).to(tl.float32))
+        acc = tl.dot(q, state) * fade[:, None]
+        for start in range(0, at + INNER, INNER):
+            column = block * BLOCK + start + i
+            k = tl.load(k_ptr + head * N * D + column[None, :] * D + d[:, None])
+            v = tl.load(v_ptr + head * N * D + column[:, None] * D + d[None, :])
+            distance = (at + i)[:, None] - (start + i)[None, :]
+            decay = tl.where(distance >= 0, tl.exp2(slope * distance.to(tl.float32)), 0.0)
+            acc += tl.dot((tl.dot(q, k) * decay).to(tl.bfloat16), v)
+        tl.store(o_ptr + rows, acc.to(tl.bfloat16))
+
+
+def launch_lightning_attention(
+    heads: int, n: int, d: int, block: int, *, tile: tuple[int], warps: int, stages: int
+) -> LaunchSpec:
+    """MiniMax's lightning attention: a block with the state before it, in smaller blocks."""
+    require(block % tile[0] == 0, f"{block} is not a multiple of {tile}")
+    return launch(
+        (n // block, heads),
+        (
+            *(given(f"{x}_ptr", "bf16", heads, n, d) for x in "qkv"),
+            given("state_ptr", "bf16", heads, n // block, d, d),
+            given("slope_ptr", "f32", heads, low=-0.05, high=-0.01),
+            out("o_ptr", "bf16", heads, n, d),
+        ),
+        warps, stages, N=n, D=d, BLOCK=block, INNER=tile[0],
+    )  # fmt: skip

@@ -51,6 +51,12 @@ TABLE: tuple[Row, ...] = (
     ("attorch", "rows", "layernorm_backward", (264, 16, 2048), (None,), (4, 8, 16), (3,)),
     ("xLSTM", "rows", "mlstm_state", (16, 2048, 128),
      ((64, 64), (64, 32), (128, 64)), (4, 8), (2,)),
+    ("MiniMax", "attention", "lightning_attention", (32, 4096, 128, 256),
+     ((32,), (64,)), (4, 8), (2, 3)),
+    ("BitNet", "products", "ternary_gemm", (64, 4096, 4096),
+     ((16, 64, 128), (64, 32, 128), (64, 64, 128)), (4,), (3, 4)),
+    ("AQLM", "products", "codebook_gemv", (4096, 4096, 65536),
+     ((8, 64), (16, 32), (8, 128)), (2, 4), (2,)),
 )  # fmt: skip
 PROJECTS = {kernel: project for project, _, kernel, *_ in TABLE}
 """Project in whose style a kernel was written."""

@@ -292,3 +292,75 @@ def launch_packed_gemv(
         ),
         warps, stages, N=n, K=k, SPLITS=splits, BLOCK_N=block_n, BLOCK_K=block_k,
     )  # fmt: skip
+
+
+@triton.jit
+def ternary_gemm(
+    a_ptr, w_ptr, a_scale_ptr, w_scale_ptr, c_ptr,
+    N: tl.constexpr, K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
+    for part in range(4):
+        for start in range(0, K // 4, BLOCK_K):
+            a = tl.load(a_ptr + m[:, None] * K + (part * (K // 4) + start + k)[None, :])
+            packed = tl.load(w_ptr + n[None, :] * (K // 4) + (start + k)[:, None])
+            w = ((packed >> (2 * part)) & 3).to(tl.int8) - 1
+            acc = tl.dot(a, w, acc)
+    scale = tl.load(a_scale_ptr + m)[:, None] * tl.load(w_scale_ptr)
+    tl.store(c_ptr + m[:, None] * N + n[None, :], (acc.to(tl.float32) * scale).to(tl.bfloat16))
+
+
+def launch_ternary_gemm(
+    m: int, n: int, k: int, *, tile: tuple[int, int, int], warps: int, stages: int
+) -> LaunchSpec:
+    """BitNet's product: int8 activations, four ternary weights in a byte."""
+    block_m, block_n, block_k = tile
+    return launch(
+        (n // block_n, m // block_m),
+        (
+            given("a_ptr", "i8", m, k, bound=127),
+            given("w_ptr", "u8", n, k // 4, bound=255),
+            given("a_scale_ptr", "f32", m, low=0.001, high=0.002),
+            given("w_scale_ptr", "f32", 1, low=0.01, high=0.02),
+            out("c_ptr", "bf16", m, n),
+        ),
+        warps, stages, N=n, K=k, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+    )  # fmt: skip
+
+
+@triton.jit
+def codebook_gemv(
+    x_ptr, code_ptr, book_ptr, scale_ptr, y_ptr,
+    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    g = tl.arange(0, BLOCK_G)
+    lane = tl.arange(0, 8)
+    acc = tl.zeros((BLOCK_N,), tl.float32)
+    for start in range(0, K // 8, BLOCK_G):
+        code = tl.load(code_ptr + n[:, None] * (K // 8) + (start + g)[None, :])
+        weight = tl.load(book_ptr + code[:, :, None] * 8 + lane[None, None, :]).to(tl.float32)
+        x = tl.load(x_ptr + (start + g)[:, None] * 8 + lane[None, :]).to(tl.float32)
+        acc += tl.sum(tl.sum(weight * x[None, :, :], 2), 1)
+    tl.store(y_ptr + n, (acc * tl.load(scale_ptr + n)).to(tl.float16))
+
+
+def launch_codebook_gemv(
+    n: int, k: int, codes: int, *, tile: tuple[int, int], warps: int, stages: int
+) -> LaunchSpec:
+    """AQLM's matrix-vector product: a code for eight weights, looked up in a codebook."""
+    return launch(
+        (n // tile[0],),
+        (
+            given("x_ptr", "f16", k),
+            given("code_ptr", "i32", n, k // 8, bound=codes),
+            given("book_ptr", "f16", codes, 8),
+            given("scale_ptr", "f32", n),
+            out("y_ptr", "f16", n),
+        ),
+        warps, stages, K=k, BLOCK_N=tile[0], BLOCK_G=tile[1],
+    )  # fmt: skip
