@@ -106,9 +106,10 @@ def causal_conv(
     w3 = tl.load(weight_ptr + c * 4 + 3).to(tl.float32)
     bias = tl.load(bias_ptr + c).to(tl.float32)
     x = x_ptr + (batch + first) * CHANNELS + c
-    a = tl.load(x - 3 * CHANNELS, mask=(c >= 0) & (first >= 3), other=0.0).to(tl.float32)
-    b = tl.load(x - 2 * CHANNELS, mask=(c >= 0) & (first >= 2), other=0.0).to(tl.float32)
-    d = tl.load(x - CHANNELS, mask=(c >= 0) & (first >= 1), other=0.0).to(tl.float32)
+    start = first + tl.zeros_like(c)
+    a = tl.load(x - 3 * CHANNELS, mask=start >= 3, other=0.0).to(tl.float32)
+    b = tl.load(x - 2 * CHANNELS, mask=start >= 2, other=0.0).to(tl.float32)
+    d = tl.load(x - CHANNELS, mask=start >= 1, other=0.0).to(tl.float32)
     for step in range(BLOCK_T):
         e = tl.load(x + step * CHANNELS).to(tl.float32)
         y = bias + w0 * a + w1 * b + w2 * d + w3 * e
