@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render
+from benchmarks.ptx.search_comparison import STRATEGIES, mean_rows
 
 Row = Mapping[str, Any]
 File = tuple[Path, Sequence[Row]]
@@ -18,6 +19,9 @@ TRANSFER = results("ptx") / "transfer.json"
 STALLS = results("ptx") / "stall_reasons.json"
 REGRESSIONS = results("ptx") / "regressions.json.gz"
 TIMES = results("ptx") / "regression_times.json.gz"
+COMPARISON = results("ptx") / "search_comparison.json"
+DEFAULT = "random"
+"""The strategy of ``--strategy assembler``, by its name in the comparison."""
 _SHOWN_STALLS = 3
 """Stall reasons of a kernel: those that changed most."""
 PEERS = {
@@ -62,6 +66,7 @@ def sections(
             ],
         },
         "peers": _peers(*peers),
+        "strategies": _strategies(),
         "regressions": _regressions(),
         "times": _regression_times(),
         "transfer": _transfer(load(TRANSFER)["kernels"]),
@@ -126,6 +131,49 @@ def _peers(file: Path, records: Sequence[Row]) -> Row:
         seconds.append(f"seed {seed}: the assembler {ours:.0f} s{beside}")
     methods = list(PEERS.values())
     return {"file": file, "methods": methods, "rows": rows, "seconds": "; ".join(seconds)}
+
+
+def _strategies() -> Row:
+    """Searches in equal seconds, and what the default one gains on unseen kernels."""
+    records = load(COMPARISON)["records"]
+    names = [name for name in STRATEGIES if any(r["method"] == name for r in records)]
+    found = {(r["kernel"], r["seed"], r["method"]): r["deployed"] for r in records}
+    means = list(mean_rows(records))
+    default = [r for r in records if r["method"] == DEFAULT and r["unseen"]]
+    latest = {r["kernel"]: r for r in sorted(default, key=lambda r: -r["seed"])}
+    groups = {
+        "all": list(latest.values()),
+        "with wgmma": [r for r in latest.values() if r["instructions"] == "wgmma"],
+        "with mma": [r for r in latest.values() if r["instructions"] == "mma"],
+        "without both": [r for r in latest.values() if r["instructions"] is None],
+    }
+    return {
+        "file": COMPARISON,
+        "gpus": " and ".join(sorted({r["gpu"]["gpu"] for r in records})),
+        "seconds": records[0]["seconds_searched"],
+        "means": means,
+        "names": names,
+        "rows": [
+            {
+                **r,
+                "us": r["original_us"],
+                "project": r["project"] or "(seen)",
+                "ratios": [found.get((kernel, seed, name)) for name in names],
+            }
+            for (kernel, seed), r in {(r["kernel"], r["seed"]): r for r in records}.items()
+        ],
+        "unseen": [
+            {
+                "kernels": title,
+                "number": len(rows),
+                "mean": geometric_mean(r["deployed"] for r in rows),
+                "best": max(r["deployed"] for r in rows),
+                "slower": sum(r["deployed"] < 1 for r in rows),
+            }
+            for title, rows in groups.items()
+            if rows
+        ],
+    }
 
 
 def _transfer(kernels: Mapping[str, Row]) -> Row:

@@ -23,8 +23,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import zip_longest
-from math import exp, log
 from pathlib import Path
+from statistics import geometric_mean
 from time import monotonic, sleep
 from typing import Any
 
@@ -39,20 +39,21 @@ from benchmarks.ptx.comparison import comparison_record
 from benchmarks.sass.build_comparison import ProcessTimer
 from benchmarks.sass.compiler_baseline import load as load_baselines
 from benchmarks.sass.compiler_baseline import try_build
+from nostall.core import Search
 from nostall.gpu import Kernel, LocalGpu, MeasurementPlan
 from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.random_orders import RandomOrders
 from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
 from nostall.tuning.settings import ASSEMBLER_TIMING, Settings
 from nostall.tuning.sources.source import Source
 
-STRATEGIES: Mapping[str, Evolve] = {
+STRATEGIES: Mapping[str, Search] = {
     "evolution": Evolve(),
-    "random": Evolve(immigrants=1.0),
+    "random": RandomOrders(),
     "local": Evolve(
         population=4,
         random_until=0.5,
-        immigrants=0.0,
-        without=("reorder sigma=8 *", "reorder sigma=20 *", "recombine"),
+        without=("reorder sigma=8 *", "reorder sigma=20 *", "recombine", "immigrants"),
     ),
 }
 """All measure the portfolio first; then ``random`` draws each order from the start or from good
@@ -327,25 +328,39 @@ def table(records: Sequence[dict[str, Any]]) -> list[str]:
         cells = " ".join(f"{ratio:9.4f}" if ratio else f"{'-':>9}" for ratio in shown)
         kind = "unseen" if r["unseen"] else "seen"
         lines.append(f"{kernel:34} {r['instructions'] or '-':5} {kind:6} {cells}")
-    return [*lines, *(line for name in names if name != "random" for line in _means(records, name))]
+    for row in mean_rows(records):
+        lines.append(
+            "{kernels}: {pairs} pairs, {strategy} {own:.4f}, random {random:.4f}, {strategy} over "
+            "random {ratio:.4f} [{low:.4f}, {high:.4f}]".format(**row)
+        )
+    return lines
 
 
-def _means(records: Sequence[dict[str, Any]], name: str) -> Iterator[str]:
-    """Geometric means of a strategy and of random orders on the same kernels."""
-    pairs = pairs_of(records, name, "random")
-    groups = {
-        "all": pairs,
-        "unseen": [p for p in pairs if p[0]["unseen"]],
-        "seen": [p for p in pairs if not p[0]["unseen"]],
-    }
-    for title, group in groups.items():
-        if group:
-            means = [exp(sum(log(p[k]["deployed"]) for p in group) / len(group)) for k in (0, 1)]
+def mean_rows(records: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Geometric means of each other strategy and of random orders on the same kernels."""
+    names = [name for name in STRATEGIES if any(r["method"] == name for r in records)]
+    for name in names:
+        pairs = pairs_of(records, name, "random") if name != "random" else []
+        groups = {
+            "all": pairs,
+            "unseen": [p for p in pairs if p[0]["unseen"]],
+            "seen": [p for p in pairs if not p[0]["unseen"]],
+        }
+        for title, group in groups.items():
+            if not group:
+                continue
+            own, random = (geometric_mean(p[k]["deployed"] for p in group) for k in (0, 1))
             ratio, low, high = mean_ratio([a["deployed"] / b["deployed"] for a, b in group])
-            yield (
-                f"{title}: {len(group)} pairs, {name} {means[0]:.4f}, random {means[1]:.4f}, "
-                f"{name} over random {ratio:.4f} [{low:.4f}, {high:.4f}]"
-            )
+            yield {
+                "kernels": title,
+                "pairs": len(group),
+                "strategy": name,
+                "own": own,
+                "random": random,
+                "ratio": ratio,
+                "low": low,
+                "high": high,
+            }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
