@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render
-from benchmarks.ptx.search_comparison import STRATEGIES, mean_rows
+from benchmarks.ptx.search_comparison import STRATEGIES, comparison_entries, mean_rows
 
 Row = Mapping[str, Any]
 File = tuple[Path, Sequence[Row]]
@@ -139,6 +139,7 @@ def _strategies() -> Row:
     names = [name for name in STRATEGIES if any(r["method"] == name for r in records)]
     found = {(r["kernel"], r["seed"], r["method"]): r["deployed"] for r in records}
     means = list(mean_rows(records))
+    wanted = [entry.name for entry in comparison_entries()]
     default = [r for r in records if r["method"] == DEFAULT and r["unseen"]]
     latest = {r["kernel"]: r for r in sorted(default, key=lambda r: -r["seed"])}
     groups = {
@@ -152,6 +153,9 @@ def _strategies() -> Row:
         "gpus": " and ".join(sorted({r["gpu"]["gpu"] for r in records})),
         "seconds": records[0]["seconds_searched"],
         "means": means,
+        "verdict": _verdict(next(m for m in means if m["kernels"] == "all")),
+        "missing": ", ".join(n for n in wanted if n not in {r["kernel"] for r in records})
+        or "none",
         "names": names,
         "rows": [
             {
@@ -174,6 +178,17 @@ def _strategies() -> Row:
             if rows
         ],
     }
+
+
+def _verdict(mean: Row) -> str:
+    """Whether evolution beats random orders, and what follows."""
+    if mean["low"] > 1:
+        return "The interval is above 1: evolution beats random orders."
+    beside = "below" if mean["high"] < 1 else "around"
+    return (
+        f"The interval is {beside} 1: evolution does not beat random orders, so `--strategy "
+        "assembler` draws random orders, the simpler of the two."
+    )
 
 
 def _transfer(kernels: Mapping[str, Row]) -> Row:

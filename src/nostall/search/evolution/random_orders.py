@@ -366,7 +366,7 @@ class Generation(Generic[S, M]):
             memory[value_key(ticket.given)] = min(
                 MISSING_VALUE if value is None else value, MISSING_VALUE
             )
-        return memory | self.learn(point, ticket, value)
+        return {**memory, **self.learn(point, ticket, value)}
 
     def learn(self, point: Point[S], ticket: Ticket[S], value: float | None) -> Mapping[str, float]:
         """Numbers to keep after a result; ``value`` is None if the proposal was dropped."""
