@@ -42,7 +42,9 @@ from benchmarks.sass.compiler_baseline import try_build
 from nostall.core import Search
 from nostall.gpu import Kernel, LocalGpu, MeasurementPlan
 from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.operators import GIVEN, Proposal
 from nostall.search.evolution.random_orders import RandomOrders
+from nostall.tuning.assembler.candidate import build_proposal
 from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
 from nostall.tuning.settings import ASSEMBLER_TIMING, Settings
 from nostall.tuning.sources.source import Source
@@ -142,7 +144,7 @@ def run(plan: Plan, options: Mapping[str, list[Any]], results: ResultFile) -> No
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(plan.compilers, mp_context=context) as compilers,
-        ThreadPoolExecutor(1) as thread,
+        ThreadPoolExecutor(2) as thread,
         ProcessTimer() as timer,
     ):
         built = [[compilers.submit(try_build, e, o) for o in options[e.name]] for e, _ in wanted]
@@ -164,8 +166,10 @@ def run(plan: Plan, options: Mapping[str, list[Any]], results: ResultFile) -> No
                         prepare, baseline, plan.workers, plan.seconds + 0.5
                     )
 
-                with ready.stack:
+                try:
                     prepared = compare(plan, entry, ready, strategies, results, ahead)
+                finally:
+                    thread.submit(ready.stack.close)
             except Exception as error:  # a kernel that fails must not end the call
                 prepared = None
                 results.fail(Cell(entry.name, "baseline", plan.seed, 0.0), error)
@@ -188,8 +192,11 @@ def next_baseline(
 
 
 def missing_strategies(plan: Plan, number: int, entry: Entry, results: ResultFile) -> list[str]:
-    """The strategies of a kernel without a record; every other kernel has them the other way."""
-    names = plan.strategies if number % 2 == 0 else plan.strategies[::-1]
+    """The strategies of a kernel without a record.
+
+    Every other pair of an unseen kernel and another one has them the other way.
+    """
+    names = plan.strategies if number // 2 % 2 == 0 else plan.strategies[::-1]
     return [name for name in names if (entry.name, name, plan.seed) not in results.done]
 
 
@@ -198,6 +205,10 @@ def prepare(baseline: Baseline, workers: int | None, delay: float) -> Prepared:
     sleep(delay)
     stack = ExitStack()
     setup = stack.enter_context(open_setup(baseline.source, workers=workers))
+    start = Proposal(GIVEN, setup.space.start())
+    first = [setup.pool.submit_task(build_proposal, start) for _ in range(2 * setup.pool.workers)]
+    for future in first:  # so that the first search does not wait for the workers
+        future.result()
     return Prepared(baseline, setup, stack)
 
 
