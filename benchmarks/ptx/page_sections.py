@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render
-from benchmarks.ptx.search_comparison import STRATEGIES, comparison_entries, mean_rows
+from benchmarks.kernels.new_projects.entries import PROJECTS
+from benchmarks.ptx.search_comparison import comparison_entries, mean_rows, present_strategies
 
 Row = Mapping[str, Any]
 File = tuple[Path, Sequence[Row]]
@@ -134,37 +135,45 @@ def _peers(file: Path, records: Sequence[Row]) -> Row:
 
 
 def _strategies() -> Row:
-    """Searches in equal seconds, and what the default one gains on unseen kernels."""
+    """Searches in turn on each kernel, and what the default one gains on unseen kernels."""
     records = load(COMPARISON)["records"]
-    names = [name for name in STRATEGIES if any(r["method"] == name for r in records)]
-    found = {(r["kernel"], r["seed"], r["method"]): r["deployed"] for r in records}
+    names = present_strategies(records)
+    found = {(r["kernel"], r["method"]): r for r in records}
     means = list(mean_rows(records))
-    wanted = [entry.name for entry in comparison_entries()]
-    default = [r for r in records if r["method"] == DEFAULT and r["unseen"]]
-    latest = {r["kernel"]: r for r in sorted(default, key=lambda r: -r["seed"])}
+    new = [r for r in records if r["method"] == DEFAULT and r["unseen"]]
     groups = {
-        "all": list(latest.values()),
-        "with wgmma": [r for r in latest.values() if r["instructions"] == "wgmma"],
-        "with mma": [r for r in latest.values() if r["instructions"] == "mma"],
-        "without both": [r for r in latest.values() if r["instructions"] is None],
+        "all": new,
+        "without the best": sorted(new, key=lambda r: r["deployed"])[:-1],
+        "with wgmma": [r for r in new if r["instructions"] == "wgmma"],
+        "with mma": [r for r in new if r["instructions"] == "mma"],
+        "without both": [r for r in new if r["instructions"] is None],
     }
+    timed = [
+        f"{median(r['counts'].get('timed', 0) for r in records if r['place'] == place):.0f}"
+        for place in (0, len(names) - 1)
+    ]
     return {
         "file": COMPARISON,
         "gpus": " and ".join(sorted({r["gpu"]["gpu"] for r in records})),
         "seconds": records[0]["seconds_searched"],
         "means": means,
         "verdict": _verdict(next(m for m in means if m["kernels"] == "all")),
-        "missing": ", ".join(n for n in wanted if n not in {r["kernel"] for r in records})
-        or "none",
+        "timed": " and ".join(timed),
+        "missing": ", ".join(
+            entry.kernel for entry in comparison_entries() if (entry.name, DEFAULT) not in found
+        ),
+        "new_kernels": len(PROJECTS),
         "names": names,
         "rows": [
             {
                 **r,
                 "us": r["original_us"],
                 "project": r["project"] or "(seen)",
-                "ratios": [found.get((kernel, seed, name)) for name in names],
+                "first": r["method"],
+                "ratios": [found[r["kernel"], name]["deployed"] for name in names],
             }
-            for (kernel, seed), r in {(r["kernel"], r["seed"]): r for r in records}.items()
+            for r in records
+            if r["place"] == 0
         ],
         "unseen": [
             {
@@ -175,7 +184,6 @@ def _strategies() -> Row:
                 "slower": sum(r["deployed"] < 1 for r in rows),
             }
             for title, rows in groups.items()
-            if rows
         ],
     }
 

@@ -31,8 +31,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from benchmarks.harness.comparison import comparison_record
 from benchmarks.harness.result_file import load, save
-from benchmarks.ptx.comparison import comparison_record
 from benchmarks.ptx.regressions import Job, jobs
 from benchmarks.sass.build_comparison import BuildTimer, ProcessTimer
 from nostall.core.errors import NostallError

@@ -7,10 +7,10 @@
 Half of the kernels are ``unseen``: written after the searches and their parameters, in the style of
 projects that no other file here uses (``benchmarks/kernels/new_projects``).  The others are of the
 suites with which the searches were developed.  For each kernel the fastest of its configurations,
-timed in the same call, is the start of all strategies, which take turns: the first one of a kernel
-is the last one of the next.  A strategy's winner is compared with the start in a fresh process,
-interleaved with the start again (null).  No native instructions are moved.  Each (kernel, strategy,
-seed) is one record, written when it is done; a second run measures only missing ones.
+timed in the same call, is the start of all strategies, which take turns: the first one of a pair of
+kernels is the last one of the next pair.  A strategy's winner is compared with the start in a fresh
+process, interleaved with the start again (null).  No native instructions are moved.  Each (kernel,
+strategy, seed) is one record, written when it is done; a second run measures only missing ones.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.comparison import comparison_record
 from benchmarks.kernels.new_projects.entries import PROJECTS, new_project_entries
 from benchmarks.kernels.suite import Entry, entries
 from benchmarks.kernels.unseen import unseen_entries
 from benchmarks.ptx.assembler_cell import Baseline, Cell, OpenDevice
 from benchmarks.ptx.assembler_suite import ResultFile, fastest_build, tried_options
-from benchmarks.ptx.comparison import comparison_record
 from benchmarks.sass.build_comparison import ProcessTimer
 from benchmarks.sass.compiler_baseline import load as load_baselines
 from benchmarks.sass.compiler_baseline import try_build
@@ -319,19 +319,28 @@ def pairs_of(records: Sequence[dict[str, Any]], first: str, second: str) -> list
     ]
 
 
-def mean_ratio(ratios: Sequence[float], draws: int = 10_000) -> tuple[float, float, float]:
-    """Geometric mean with its 95 % interval, by bootstrap over the kernels."""
-    logs = np.log(np.asarray(ratios, dtype=np.float64))
+def mean_ratio(
+    groups: Sequence[Sequence[float]], draws: int = 10_000
+) -> tuple[float, float, float]:
+    """Mean of the geometric means of groups of ratios, with its 95 % interval.
+
+    The bootstrap draws kernels within each group.
+    """
     rng = np.random.default_rng(0)
-    means = logs[rng.integers(0, len(logs), (draws, len(logs)))].mean(1)
+    means = np.zeros(draws)
+    mean = 0.0
+    for group in groups:
+        logs = np.log(np.asarray(group, dtype=np.float64))
+        means += logs[rng.integers(0, len(logs), (draws, len(logs)))].mean(1) / len(groups)
+        mean += float(logs.mean()) / len(groups)
     low, high = np.exp(np.quantile(means, (0.025, 0.975)))
-    return float(np.exp(logs.mean())), float(low), float(high)
+    return float(np.exp(mean)), float(low), float(high)
 
 
 def table(records: Sequence[dict[str, Any]]) -> list[str]:
     """Each kernel, then the geometric means of the other strategies over random orders."""
     by_key = {(r["kernel"], r["seed"]): r for r in records}
-    names = [name for name in STRATEGIES if any(r["method"] == name for r in records)]
+    names = present_strategies(records)
     found = {(r["kernel"], r["seed"], r["method"]): r["deployed"] for r in records}
     lines = [f"{'kernel':34} {'':5} {'':6} " + " ".join(f"{name:>9}" for name in names)]
     for (kernel, seed), r in by_key.items():
@@ -341,16 +350,19 @@ def table(records: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(f"{kernel:34} {r['instructions'] or '-':5} {kind:6} {cells}")
     for row in mean_rows(records):
         lines.append(
-            "{kernels}: {pairs} pairs, {strategy} {own:.4f}, random {random:.4f}, {strategy} over "
-            "random {ratio:.4f} [{low:.4f}, {high:.4f}]".format(**row)
+            "{kernels}: {pairs} pairs ({before} before random), {strategy} {own:.4f}, random "
+            "{random:.4f}, {strategy} over random {ratio:.4f} [{low:.4f}, {high:.4f}]".format(**row)
         )
     return lines
 
 
 def mean_rows(records: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Geometric means of each other strategy and of random orders on the same kernels."""
-    names = [name for name in STRATEGIES if any(r["method"] == name for r in records)]
-    for name in names:
+    """Geometric means of each other strategy and of random orders on the same kernels.
+
+    A strategy's place in the turn counts: kernels on which it was before random orders weigh as
+    much as the others.
+    """
+    for name in present_strategies(records):
         pairs = pairs_of(records, name, "random") if name != "random" else []
         groups = {
             "all": pairs,
@@ -361,10 +373,14 @@ def mean_rows(records: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             if not group:
                 continue
             own, random = (geometric_mean(p[k]["deployed"] for p in group) for k in (0, 1))
-            ratio, low, high = mean_ratio([a["deployed"] / b["deployed"] for a, b in group])
+            before = [p for p in group if p[0]["place"] < p[1]["place"]]
+            after = [p for p in group if p[0]["place"] > p[1]["place"]]
+            turns = [[a["deployed"] / b["deployed"] for a, b in t] for t in (before, after) if t]
+            ratio, low, high = mean_ratio(turns)
             yield {
                 "kernels": title,
                 "pairs": len(group),
+                "before": len(before),
                 "strategy": name,
                 "own": own,
                 "random": random,
@@ -372,6 +388,11 @@ def mean_rows(records: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 "low": low,
                 "high": high,
             }
+
+
+def present_strategies(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Strategies that have records, in the order of the table."""
+    return [name for name in STRATEGIES if any(r["method"] == name for r in records)]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

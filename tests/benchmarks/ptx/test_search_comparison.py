@@ -18,6 +18,7 @@ from benchmarks.ptx.search_comparison import (
     compare,
     comparison_entries,
     mean_ratio,
+    mean_rows,
     missing_strategies,
     table,
 )
@@ -73,9 +74,22 @@ def test_both_strategies_get_a_record_and_a_second_call_measures_nothing(
 
 
 def test_the_interval_of_a_mean_is_that_of_the_kernels() -> None:
-    ratio, low, high = mean_ratio([1.0, 1.1, 1.2])
+    ratio, low, high = mean_ratio([[1.0, 1.1, 1.2]])
     assert low < ratio < high and ratio == pytest.approx(1.0969, abs=1e-3)
-    assert mean_ratio([1.01, 1.01])[1] > 1
+    assert mean_ratio([[1.01, 1.01]])[1] > 1
+
+
+def test_turns_weigh_the_same_and_their_difference_is_no_noise() -> None:
+    ratio, low, high = mean_ratio([[0.98, 0.981], [1.02, 1.021, 1.019]])
+    assert ratio == pytest.approx(1.0, abs=1e-3) and high - low < 0.002
+    kernel = {"kernel": "k", "seed": 1, "unseen": True, "instructions": None}
+    records = [
+        {**kernel, "kernel": n, "method": m, "place": place, "deployed": value}
+        for n, turn in (("a", ("evolution", "random")), ("b", ("random", "evolution")))
+        for place, (m, value) in enumerate(zip(turn, (1.0, 1.1), strict=True))
+    ]
+    row = next(mean_rows(records))
+    assert row["ratio"] == pytest.approx(1.0) and row["pairs"] == 2 and row["before"] == 1
 
 
 class DonePool:
