@@ -264,11 +264,15 @@ def _regression_times() -> Row:
         }
         for name, row in sorted(searched, key=lambda pair: -pair[1]["measured"]["older"]["ratio"])
     ]
+    # Files of the former benchmark have the GPU of each row, and those of this one of each search.
+    places = (row.get("gpu") or row.get("measured", {}).get("gpu") for row in rows.values())
+    cards = {place["gpu"] for place in places if place}
     return {
         **found["summary"],
         "file": TIMES,
-        "gpus": " and ".join(sorted({row["gpu"]["gpu"] for row in rows.values()})),
+        "gpus": " and ".join(sorted(cards)),
         "versions": " and ".join(found["ptxas"]),
+        "selected": found.get("selected", "makes worse by a static property"),
         "seconds_each": found["command"].partition("--seconds ")[2].split()[0],
         "least": min(ratios),
         "most": max(ratios),
@@ -277,7 +281,9 @@ def _regression_times() -> Row:
         "longer": sum(ratio >= 1.02 for ratio in ratios),
         "rows": compared,
         "not_launchable": ", ".join(
-            f"{name} ({reason})" for name, reason in found["not_launchable"].items()
+            f"{name} ({reason})"
+            for name, reason in found.get("not_launchable", found.get("not_timed", {})).items()
+            if reason.startswith(("compiled for", "its launch"))
         ),
     }
 

@@ -51,6 +51,8 @@ from nostall.tuning.sources.source import Source
 SM = 90
 SLOWER = 0.05
 """Part of the older binary's time from which on a kernel counts as slower."""
+SELECTED = "assembles to other machine code"
+"""What the newer version does with the kernels that are timed."""
 _OVERHEAD = 18.0
 """Seconds of a search beyond its own, at most, as far as is known."""
 _SCREEN_ROUNDS = 12
@@ -220,7 +222,8 @@ def main(options: argparse.Namespace) -> int:
             row = {"failure": str(error)[:300]}
         rows[name] = {**rows[name], key: row} if key else row
         print(line(name, rows[name]), flush=True)
-        about = {"summary": summary(rows), "ptxas": versions, "not_timed": not_timed}
+        about = {"summary": summary(rows), "ptxas": versions, "selected": SELECTED}
+        about |= {"not_timed": not_timed}
         save(options.out, kind="measured", **about, rows=rows)
 
     wanted = [job for job in selected(newer, options) if is_wanted(job[0], rows, not_timed)]
