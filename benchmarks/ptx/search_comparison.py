@@ -52,15 +52,9 @@ from nostall.tuning.sources.source import Source
 STRATEGIES: Mapping[str, Search] = {
     "evolution": Evolve(),
     "random": RandomOrders(),
-    "local": Evolve(
-        population=4,
-        random_until=0.5,
-        without=("reorder sigma=8 *", "reorder sigma=20 *", "recombine", "immigrants"),
-    ),
 }
-"""All measure the portfolio first; then ``random`` draws each order from the start or from good
-settings of the portfolio, and never from an order that it found.  ``local`` does so in the first
-half of its time, and then changes the best four a little."""
+"""Both measure the portfolio first; then ``random`` draws each order from the start or from good
+settings of the portfolio, and never from an order that it found."""
 SEEN = (
     "gemm_leakyrelu-512x512x2048@mma",
     "flash_attention-1x4x8192x64@wgmma",
@@ -401,9 +395,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--baseline", type=Path, required=True, help="made by benchmarks.sass.compiler_baseline"
     )
     parser.add_argument("--seconds-per-search", type=float, default=8.0)
-    parser.add_argument(
-        "--strategies", nargs="*", default=["evolution", "random"], choices=STRATEGIES
-    )
+    parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES), choices=STRATEGIES)
     parser.add_argument("--kernels", nargs="*", default=["*"], help="only these (patterns)")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1])
     parser.add_argument("--budget-s", type=float, default=540.0, help="end after so many seconds")

@@ -270,16 +270,6 @@ def test_random_orders_start_from_the_start_and_from_settings_only() -> None:
     assert {p.parent for p in orders} <= given and len({p.parent for p in orders}) > 2
 
 
-def test_children_come_after_the_random_part() -> None:
-    search = Evolve(random_until=0.5, without=("immigrants", "recombine", "moves*"))
-    orders = [p.operator.scope + str(p.operator.sigma) for p in submitted(search, 300)
-              if p.operator is not GIVEN]  # fmt: skip
-    random = [name in ("all2.0", "all6.0", "all20.0", "all80.0") for name in orders]
-    assert all(random[:60]) and not any(
-        name in ("all2.0", "all6.0", "all80.0") for name in orders[-60:]
-    )
-
-
 @pytest.mark.parametrize("without", [("reorder sigma=7 *",), ("*",)])
 def test_patterns_that_leave_out_nothing_or_all_are_refused(without: tuple[str, ...]) -> None:
     space = Blocks(8, 2)

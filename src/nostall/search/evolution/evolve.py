@@ -114,16 +114,11 @@ class Children(Generation[S, M]):
         point: Point[S],
         confirmations: int,
         without: Sequence[str],
-        random_until: float,
     ) -> None:
-        """``without``: patterns of operators that are not used.
-
-        ``random_until``: part of the budget in which all new orders are random.
-        """
+        """``without``: patterns of operators that are not used."""
         super().__init__(task, pipeline, point, confirmations)
         self.operators: tuple[Operator, ...] = operators_of(task.space, without)
         self._immigrant_share = 0.0 if IMMIGRANTS in without else IMMIGRANT_SHARE
-        self._random_until = random_until
 
     def new(self, point: Point[S]) -> tuple[Proposal[S], Ticket[S]]:
         """A child, whose operator the bandit chooses, or a random order.
@@ -131,9 +126,7 @@ class Children(Generation[S, M]):
         Children alone search the surroundings of the first good states.
         """
         rng = self.task.rng
-        is_early = self.task.progress(point.evaluations) < self._random_until
-        share = 1.0 if is_early else self._immigrant_share
-        if isinstance(self.task.space, ReorderSpace) and rng.random() < share:
+        if isinstance(self.task.space, ReorderSpace) and rng.random() < self._immigrant_share:
             return self.random_order(point)
         chosen = Bandit.load(point.memory, len(self.operators)).choose(rng)
         operator = self.operators[chosen]
@@ -166,11 +159,9 @@ class Evolve(RandomOrders):
 
     without: tuple[str, ...] = ()
     """Patterns of operators that are not used, e.g. ``("* hot", "immigrants")``: for ablations."""
-    random_until: float = 0.0
-    """Part of the budget in which all new orders are random."""
 
     def proposals(
         self, task: Task[S, M], pipeline: Pipeline[S], point: Point[S], confirmations: int
     ) -> Generation[S, M]:
         """What submits the proposals of a run."""
-        return Children(task, pipeline, point, confirmations, self.without, self.random_until)
+        return Children(task, pipeline, point, confirmations, self.without)
