@@ -115,6 +115,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "assembler_suite.json assembler_filling.json unseen_suite.json assembler_peers.json "
          "assembler_low_budgets.json assembler_ablation.json assembler_long.json",
          "assembler.md"),
+    _row("ptx.search_comparison", "GPU", "Does evolution beat random orders in equal seconds?",
+         "search_comparison.json", "assembler.md"),
     _row("ptx.dependent_launch", "GPU", "What do late waits of dependent launches gain in chains?",
          "dependent_launch.json", "assembler.md"),
     _row("ptx.transfer", "GPU", "Do gains survive on another GPU and with another ptxas?",

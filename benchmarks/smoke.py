@@ -45,6 +45,10 @@ SLICES: Mapping[str, tuple[str, ...]] = {
         "--kernels", "rmsnorm-512x512", "--baseline", BASELINE, "--seconds-per-kernel", "5",
         "--configurations", "1", "--budget-s", "60",
     ),
+    "ptx.search_comparison": (
+        "--kernels", "wkv-*", "--baseline", BASELINE, "--seconds-per-search", "4",
+        "--budget-s", "60",
+    ),
     "ptx.stall_reasons": (
         "--kernels", "gemm_leakyrelu-512x512x2048@mma", "--baseline", BASELINE,
         "--winners", str(ROOT / "ptx" / "results" / "assembler_suite.json"), "--budget-s", "60",
@@ -54,8 +58,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
         "--winners", str(ROOT / "ptx" / "results" / "assembler_suite.json"), "--budget-s", "60",
     ),
     "ptx.regression_times": (
-        "--file", "{folder}/kernels.pickle.gz", "--kernels", "topk-*1 warps*", "--seconds", "5",
-        "--budget-s", "60",
+        "--kernels", "topk-*1 warps*", "--seconds", "5", "--survey-s", "30", "--budget-s", "60",
     ),
     "ptx.dependent_launch": (
         "--kernels", "rmsnorm-512x512", "--baseline", BASELINE, "--rounds", "10",

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ptx.comparison import comparison_record
+from benchmarks.harness.comparison import comparison_record
 from benchmarks.ptx.spike_peer import run_spike
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.search import Anneal, Sip
-from nostall.search.evolution.evolve import Evolve, best_of_portfolio
+from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.random_orders import best_of_portfolio
 from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
 from nostall.tuning.assembler.objective import count_dropped
 from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
@@ -24,6 +25,7 @@ from nostall.tuning.gpu_objective import Decision, decide, race_states
 from nostall.tuning.job import tune
 from nostall.tuning.settings import ASSEMBLER_TIMING, Settings
 from nostall.tuning.sources.source import Source
+from nostall.tuning.strategies import make_strategy
 
 OpenDevice = Callable[[Kernel, MeasurementPlan], AbstractContextManager[Device]]
 _PORTFOLIO_FINALISTS = 4
@@ -38,13 +40,14 @@ _FROM_WINNER: Mapping[str, dict[str, Any]] = {
 }
 """Methods that move native instructions of the assembler's winner, in half of the time."""
 ABLATIONS: Mapping[str, Evolve] = {
+    "evolution": Evolve(),
     "assembler-one-sigma": Evolve(without=tuple(f"reorder sigma={n} *" for n in (1, 8, 20))),
     "assembler-all-blocks": Evolve(without=("* hot",)),
     "assembler-without-recombination": Evolve(without=("recombine",)),
     "assembler-without-immigrants": Evolve(without=("immigrants",)),
     "assembler-two-parents": Evolve(population=2),
 }
-"""The assembler search with a part of the evolution left out."""
+"""The evolution of the assembler's input, whole and with a part left out."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,9 @@ def _assembler(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
     """The assembler search, with baseline (b) and the gain over it."""
     with open_setup(source, workers=cell.workers) as setup:
         job = AssemblerJob(setup, cell.settings, gpu, None)
-        result, winner = job.run_stages(ABLATIONS.get(cell.method, Evolve()), (), False)
+        result, winner = job.run_stages(
+            ABLATIONS.get(cell.method) or make_strategy("assembler"), (), False
+        )
         states = best_of_portfolio(result.search, setup.space, _PORTFOLIO_FINALISTS)
         start = setup.space.start()
         ranked = race_states(job.objective, [start, *(s for s in states if s != start)])

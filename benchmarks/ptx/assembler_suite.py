@@ -174,14 +174,20 @@ def best_options(
     return [c.options for c in sorted(ran, key=lambda c: c.us or 0.0)[:count]]
 
 
-def fastest_build(built: Sequence[Source | str]) -> Baseline:
-    """The fastest of several builds on this GPU; raises ValueError if none compiled."""
+def fastest_build(built: Sequence[Source | str], timer: ProcessTimer | None = None) -> Baseline:
+    """The fastest of several builds on this GPU; raises ValueError if none compiled.
+
+    ``timer``: a timer that stays open (None: one for this call).
+    """
     sources = [source for source in built if isinstance(source, Source)]
     if not sources:
         raise ValueError("; ".join(map(str, built)) or "no configuration is committed")
     if len(sources) == 1:
         return Baseline(sources[0], ())
-    with ProcessTimer() as timer:
+    if timer is None:
+        with ProcessTimer() as own:
+            times = time_builds(sources, own)
+    else:
         times = time_builds(sources, timer)
     ran = [(us, n) for n, us in enumerate(times) if isinstance(us, float)]
     if not ran:

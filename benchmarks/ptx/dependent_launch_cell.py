@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.comparison import comparison_record
 from benchmarks.harness.schema import Configuration, Options
 from benchmarks.kernels.suite import Entry, build
-from benchmarks.ptx.comparison import comparison_record
 from nostall.core import BadInput
 from nostall.core.errors import NostallError
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan

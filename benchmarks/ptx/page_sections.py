@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render
+from benchmarks.kernels.new_projects.entries import PROJECTS
+from benchmarks.ptx.search_comparison import comparison_entries, mean_rows, present_strategies
 
 Row = Mapping[str, Any]
 File = tuple[Path, Sequence[Row]]
@@ -18,6 +20,9 @@ TRANSFER = results("ptx") / "transfer.json"
 STALLS = results("ptx") / "stall_reasons.json"
 REGRESSIONS = results("ptx") / "regressions.json.gz"
 TIMES = results("ptx") / "regression_times.json.gz"
+COMPARISON = results("ptx") / "search_comparison.json"
+DEFAULT = "random"
+"""The strategy of ``--strategy assembler``, by its name in the comparison."""
 _SHOWN_STALLS = 3
 """Stall reasons of a kernel: those that changed most."""
 PEERS = {
@@ -62,6 +67,7 @@ def sections(
             ],
         },
         "peers": _peers(*peers),
+        "strategies": _strategies(),
         "regressions": _regressions(),
         "times": _regression_times(),
         "transfer": _transfer(load(TRANSFER)["kernels"]),
@@ -126,6 +132,71 @@ def _peers(file: Path, records: Sequence[Row]) -> Row:
         seconds.append(f"seed {seed}: the assembler {ours:.0f} s{beside}")
     methods = list(PEERS.values())
     return {"file": file, "methods": methods, "rows": rows, "seconds": "; ".join(seconds)}
+
+
+def _strategies() -> Row:
+    """Searches in turn on each kernel, and what the default one gains on unseen kernels."""
+    records = load(COMPARISON)["records"]
+    names = present_strategies(records)
+    found = {(r["kernel"], r["method"]): r for r in records}
+    means = list(mean_rows(records))
+    new = [r for r in records if r["method"] == DEFAULT and r["unseen"]]
+    groups = {
+        "all": new,
+        "without the best": sorted(new, key=lambda r: r["deployed"])[:-1],
+        "with wgmma": [r for r in new if r["instructions"] == "wgmma"],
+        "with mma": [r for r in new if r["instructions"] == "mma"],
+        "without both": [r for r in new if r["instructions"] is None],
+    }
+    timed = [
+        f"{median(r['counts'].get('timed', 0) for r in records if r['place'] == place):.0f}"
+        for place in (0, len(names) - 1)
+    ]
+    return {
+        "file": COMPARISON,
+        "gpus": " and ".join(sorted({r["gpu"]["gpu"] for r in records})),
+        "seconds": records[0]["seconds_searched"],
+        "means": means,
+        "verdict": _verdict(next(m for m in means if m["kernels"] == "all")),
+        "timed": " and ".join(timed),
+        "missing": ", ".join(
+            entry.kernel for entry in comparison_entries() if (entry.name, DEFAULT) not in found
+        ),
+        "new_kernels": len(PROJECTS),
+        "names": names,
+        "rows": [
+            {
+                **r,
+                "us": r["original_us"],
+                "project": r["project"] or "(seen)",
+                "first": r["method"],
+                "ratios": [found[r["kernel"], name]["deployed"] for name in names],
+            }
+            for r in records
+            if r["place"] == 0
+        ],
+        "unseen": [
+            {
+                "kernels": title,
+                "number": len(rows),
+                "mean": geometric_mean(r["deployed"] for r in rows),
+                "best": max(r["deployed"] for r in rows),
+                "slower": sum(r["deployed"] < 1 for r in rows),
+            }
+            for title, rows in groups.items()
+        ],
+    }
+
+
+def _verdict(mean: Row) -> str:
+    """Whether evolution beats random orders, and what follows."""
+    if mean["low"] > 1:
+        return "The interval is above 1: evolution beats random orders."
+    beside = "below" if mean["high"] < 1 else "around"
+    return (
+        f"The interval is {beside} 1: evolution does not beat random orders, so `--strategy "
+        "assembler` draws random orders, the simpler of the two."
+    )
 
 
 def _transfer(kernels: Mapping[str, Row]) -> Row:
@@ -193,11 +264,15 @@ def _regression_times() -> Row:
         }
         for name, row in sorted(searched, key=lambda pair: -pair[1]["measured"]["older"]["ratio"])
     ]
+    # Files of the former benchmark have the GPU of each row, and those of this one of each search.
+    places = (row.get("gpu") or row.get("measured", {}).get("gpu") for row in rows.values())
+    cards = {place["gpu"] for place in places if place}
     return {
         **found["summary"],
         "file": TIMES,
-        "gpus": " and ".join(sorted({row["gpu"]["gpu"] for row in rows.values()})),
+        "gpus": " and ".join(sorted(cards)),
         "versions": " and ".join(found["ptxas"]),
+        "selected": found.get("selected", "makes worse by a static property"),
         "seconds_each": found["command"].partition("--seconds ")[2].split()[0],
         "least": min(ratios),
         "most": max(ratios),
@@ -206,7 +281,9 @@ def _regression_times() -> Row:
         "longer": sum(ratio >= 1.02 for ratio in ratios),
         "rows": compared,
         "not_launchable": ", ".join(
-            f"{name} ({reason})" for name, reason in found["not_launchable"].items()
+            f"{name} ({reason})"
+            for name, reason in found.get("not_launchable", found.get("not_timed", {})).items()
+            if reason.startswith(("compiled for", "its launch"))
         ),
     }
 

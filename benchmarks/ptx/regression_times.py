@@ -1,31 +1,29 @@
 """How much time do kernels lose to a newer ptxas, and how much of it does the search recover?
 
-    python -m benchmarks run ptx.regression_times --ptxas FOLDER --file kernels.pickle.gz --write
-    python -m benchmarks run ptx.regression_times --ptxas FOLDER --file kernels.pickle.gz \\
-        --seconds 8 --budget-s 230 --out benchmarks/ptx/results/regression_times.json.gz
+    python -m benchmarks run ptx.regression_times --ptxas FOLDER --survey-s 90 --seconds 8 \\
+        --budget-s 230 --out benchmarks/ptx/results/regression_times.json.gz
 
 FOLDER holds ``VERSION/bin/ptxas``, as for ``ptx.regressions``; the oldest and the newest version
-are compared, and without the option those that are installed.  The first command
-needs no GPU: it compiles the kernels of ``ptx.regressions`` for sm_90 and writes those to a file
-that the newer version makes worse by a static property.  ``not_launchable`` has the others that it
-makes worse, with the reason.
+are compared, and without the option those that are installed.  The kernels are those of
+``ptx.regressions`` for sm_90.
 
-The second command first times each kernel as the older version makes it beside the binary of the
-newer version, in a few interleaved samples (``screened``).  Where the newer one takes more time by
-``--least``, ``nostall regress --objective gpu`` measures both anew, with a null
-(``measured.older``), and searches the input of the newer version; what it finds is also compared
-with the older binary itself (``beside_older``).  The order is that of the time that was lost.
+All CPU cores compile them with both versions.  Each kernel whose machine code differs is timed as
+the older version makes it beside the binary of the newer one, in a few interleaved samples
+(``screened``); ``static`` has what got worse without a measurement.  ``not_timed`` has the others,
+with the reason.  Where the newer one takes more time by ``--least``, ``nostall regress --objective
+gpu`` then measures both anew, with a null (``measured.older``), and searches the input of the newer
+version; what it finds is also compared with the older binary itself (``beside_older``).  The order
+is that of the time that was lost.  A second run with the same versions goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import pickle
+import multiprocessing
 import statistics
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
@@ -33,16 +31,19 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.harness.result_file import save
-from benchmarks.ptx.comparison import comparison_record
-from benchmarks.ptx.regressions import assemble, is_jump, jobs
+from benchmarks.harness.comparison import comparison_record
+from benchmarks.harness.result_file import load, save
+from benchmarks.ptx.regressions import Job, jobs
+from benchmarks.sass.build_comparison import BuildTimer, ProcessTimer
 from nostall.core.errors import NostallError
 from nostall.gpu import Kernel, LocalGpu
+from nostall.ptx.assemble.pool import worker_count
 from nostall.ptx.assemble.versions import Assembler, find_assemblers, version_numbers
+from nostall.sass.binary.code_hash import code_sha256
 from nostall.sass.binary.cubin import Cubin
 from nostall.tuning.gpu_objective import decide
-from nostall.tuning.regress.job import Binary, Case, compare, newer_binary, older_by_ptxas
-from nostall.tuning.regress.losses import RECOVERED, excess
+from nostall.tuning.regress.job import Case, compare, newer_binary, older_by_ptxas
+from nostall.tuning.regress.losses import RECOVERED
 from nostall.tuning.regress.measured import measure
 from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
@@ -50,60 +51,47 @@ from nostall.tuning.sources.source import Source
 SM = 90
 SLOWER = 0.05
 """Part of the older binary's time from which on a kernel counts as slower."""
+SELECTED = "assembles to other machine code"
+"""What the newer version does with the kernels that are timed."""
 _OVERHEAD = 18.0
 """Seconds of a search beyond its own, at most, as far as is known."""
-_PAIR = 3.0
-"""Seconds of the first samples with the start of their process, at most, as far as is known."""
+_SCREEN_ROUNDS = 12
+"""First samples of each binary."""
 _COMPARED = {"rounds": 100, "checks": 4}
 """Samples and random inputs of a comparison."""
 
 Row = dict[str, Any]
 
 
-def read(path: Path, older: Assembler, newer: Assembler) -> tuple[dict[str, Case], dict[str, str]]:
-    """The kernels of a file, and those that cannot be launched with the reason.
-
-    ``older`` and ``newer`` are the installed ones of the versions that made the binaries.
-    """
-    if not path.is_file():
-        return {}, {}
-    cases, refused = pickle.loads(gzip.decompress(path.read_bytes()))
-    installed = {assembler.version: assembler for assembler in (older, newer)}
-
-    def here(binary: Binary) -> Binary:
-        assert binary.assembler is not None
-        return replace(binary, assembler=installed[binary.assembler.version])
-
-    moved = {n: replace(c, older=here(c.older), newer=here(c.newer)) for n, c in cases.items()}
-    return moved, refused
+def survey(
+    wanted: Sequence[Job], older: Assembler, newer: Assembler, workers: int, until: float
+) -> Iterator[tuple[str, Case | str]]:
+    """The kernels with both binaries, or why they are not timed, in the order of their ends."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        names = {pool.submit(try_case, job, older, newer): job[0] for job in wanted}
+        try:
+            for future in as_completed(names, timeout=max(0.0, until - monotonic())):
+                yield names[future], future.result()
+        except TimeoutError:
+            print(f"{sum(not f.done() for f in names)} kernels were not compiled in time")
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def write(options: argparse.Namespace, older: Assembler, newer: Assembler) -> None:
-    """Compile the kernels, and add those to the file that the newer version makes worse."""
-    cases, refused = read(options.file, older, newer)
-    for name, compile_ in jobs(newer, options.configurations):
-        is_wanted = any(fnmatch(name, pattern) for pattern in options.kernels)
-        if not is_wanted or name in cases or name in refused:
-            continue
-        with suppress(NostallError):  # too much shared memory, or no such instruction
-            source = compile_()
-            if not is_jump(*assemble(source, (older, newer))):
-                continue
-            if (sm := Cubin.parse(source.cubin).sm) != SM:
-                refused[name] = f"compiled for sm_{sm}"
-            elif source.launch is None:
-                refused[name] = "its launch is not known"
-            else:
-                plain = replace(source, provenance=dict(source.provenance))  # can be pickled
-                cases[name] = make_case(plain, older, newer)
-            print(name, refused.get(name, "kept"), flush=True)
-            options.file.write_bytes(gzip.compress(pickle.dumps((ranked(cases), refused))))
-
-
-def ranked(cases: Mapping[str, Case]) -> dict[str, Case]:
-    """The kernels, the largest static losses first."""
-    losses = {n: excess(c.older.properties, c.newer.properties) for n, c in cases.items()}
-    return {name: cases[name] for name in sorted(cases, key=lambda name: -losses[name])}
+def try_case(job: Job, older: Assembler, newer: Assembler) -> Case | str:
+    """The kernel as both versions make it, or why it is not timed; runs in a worker."""
+    try:
+        source = job[1]()
+        if (sm := Cubin.parse(source.cubin).sm) != SM:
+            return f"compiled for sm_{sm}"
+        if source.launch is None:
+            return "its launch is not known"
+        plain = replace(source, provenance=dict(source.provenance))  # can be pickled
+        case = make_case(plain, older, newer)
+    except NostallError as error:  # too much shared memory, or no such instruction
+        return " ".join(str(error).split())[:200]
+    same = code_sha256(case.older.cubin) == code_sha256(case.newer.cubin)
+    return "same code" if same else case
 
 
 def make_case(source: Source, older: Assembler, newer: Assembler) -> Case:
@@ -112,20 +100,16 @@ def make_case(source: Source, older: Assembler, newer: Assembler) -> Case:
     return Case(source, command, older_by_ptxas(source, command, older, binary), binary)
 
 
-def screen(case: Case, settings: Settings) -> Row:
+def screen(case: Case, times: BuildTimer) -> Row:
     """The static losses of a kernel, and the time of the newer binary over the older one's."""
     report = compare(case, None).to_json()
     static = {name: report[name] for name in ("kernel", "answer", "losses", "causes")}
-    with _open(case, case.newer.cubin, settings) as gpu:
-        outcome = gpu.evaluate(case.older.cubin)
-        row: Row = {"static": static, "gpu": dict(gpu.info)}
-    if outcome.timing is None:
-        return {**row, "failure": f"{outcome.status}: {outcome.detail}"[:300]}
-    newer, older = outcome.timing.original, outcome.timing.candidate
-    ratio = statistics.median(a / b for a, b in zip(newer, older, strict=True))
-    us = {name: [round(1e6 * s, 4) for s in side] for name, side in
-          (("newer", newer), ("older", older))}  # fmt: skip
-    return {**row, "screened": {"ratio": ratio, "us": us}}
+    builds = [replace(case.source, cubin=b.cubin) for b in (case.newer, case.older)]
+    newer, older = times(builds, _SCREEN_ROUNDS)
+    if isinstance(newer, str) or isinstance(older, str):
+        return {"static": static, "failure": str(newer if isinstance(newer, str) else older)}
+    us = {"newer": newer, "older": older}
+    return {"static": static, "screened": {"ratio": newer / older, "us": us}}
 
 
 def search(case: Case, settings: Settings) -> Row:
@@ -133,7 +117,8 @@ def search(case: Case, settings: Settings) -> Row:
     began = monotonic()
     with _open(case, case.newer.cubin, settings) as gpu:
         measured = measure(case, settings, gpu)
-    row: Row = {**measured.to_json(), "seconds": round(monotonic() - began, 1)}
+        about = dict(gpu.info)
+    row: Row = {**measured.to_json(), "gpu": about, "seconds": round(monotonic() - began, 1)}
     found = measured.found
     if found is not None and found.improved:
         row["search"] = {"stopped": found.search.stopped, "recipe": _changes(found.recipe)}
@@ -205,12 +190,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ptxas", type=Path, help="folder of VERSION/bin/ptxas; default: the installed versions"
     )
-    parser.add_argument("--file", type=Path, required=True, help="the kernels with both binaries")
-    parser.add_argument("--write", action="store_true", help="write --file and stop; no GPU")
     parser.add_argument("--kernels", nargs="*", default=["*"], help="only these (patterns)")
-    parser.add_argument(
-        "--configurations", type=int, default=4, help="of each kernel of the suite, to write"
-    )
+    parser.add_argument("--configurations", type=int, default=4, help="of each kernel of the suite")
+    parser.add_argument("--survey-s", type=float, default=90.0, help="end of the first samples")
+    parser.add_argument("--workers", type=int, help="processes that compile; default: all cores")
     parser.add_argument("--seconds", type=float, default=8.0, help="of the search of one kernel")
     parser.add_argument("--evaluations", type=int, help="most candidates of that search")
     parser.add_argument("--least", type=float, default=0.02, help="part of the time, to search")
@@ -219,18 +202,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write the kernels, or measure all of them and then search those that lost most."""
-    until = monotonic() + options.budget_s
+    """Time all kernels briefly, then compare and search those that lost most."""
+    began = monotonic()
     given = options.ptxas.glob("*/bin/ptxas") if options.ptxas is not None else ()
     installed = [Assembler.of(path) for path in given] or find_assemblers()
     found = sorted(installed, key=lambda a: version_numbers(a.version))
     older, newer = found[0], found[-1]
-    if options.write or not options.file.is_file():
-        write(options, older, newer)
-    if options.write:
-        return 0
-    cases, refused = read(options.file, older, newer)
-    cases = {n: c for n, c in cases.items() if any(fnmatch(n, p) for p in options.kernels)}
+    versions = [older.version, newer.version]
+    done: Row = load(options.out) if options.out.is_file() else {}
+    is_same = done.get("ptxas") == versions
+    rows: dict[str, Row] = done.get("rows", {}) if is_same else {}
+    not_timed: dict[str, str] = done.get("not_timed", {}) if is_same else {}
+    cases: dict[str, Case] = {}
+
+    def store(name: str, work: Callable[[], Row], key: str = "") -> None:
+        try:
+            row = work()
+        except NostallError as error:
+            row = {"failure": str(error)[:300]}
+        rows[name] = {**rows[name], key: row} if key else row
+        print(line(name, rows[name]), flush=True)
+        about = {"summary": summary(rows), "ptxas": versions, "selected": SELECTED}
+        about |= {"not_timed": not_timed}
+        save(options.out, kind="measured", **about, rows=rows)
+
+    wanted = [job for job in selected(newer, options) if is_wanted(job[0], rows, not_timed)]
+    end = began + options.survey_s
+    with ProcessTimer() as timer:
+        workers = options.workers or worker_count()
+        for name, case in survey(wanted, older, newer, workers, end):
+            if isinstance(case, str):
+                not_timed[name] = case
+                continue
+            cases[name] = case
+            if name not in rows:
+                store(name, partial(screen, case, timer))
     settings = Settings(
         "assembler",
         seconds=options.seconds,
@@ -239,29 +245,29 @@ def main(options: argparse.Namespace) -> int:
         rounds=_COMPARED["rounds"],
         checks=_COMPARED["checks"],
     )
-    rows: dict[str, Row] = {}
-    versions = [older.version, newer.version]
-
-    def step(name: str, work: Callable[[], Row], key: str = "") -> None:
-        try:
-            row = work()
-        except NostallError as error:
-            row = {"failure": str(error)[:300]}
-        rows[name] = {**rows[name], key: row} if key else row
-        print(line(name, rows[name]), flush=True)
-        about = {"summary": summary(rows), "ptxas": versions, "not_launchable": refused}
-        save(options.out, kind="measured", **about, rows=rows)
-
-    for name, case in cases.items():
-        has_time = monotonic() + _PAIR < until - options.budget_s / 2
-        step(name, partial(screen, case, settings) if has_time else _no_time)
-    slower = [name for name in cases if lost(rows[name]) >= options.least]
+    slower = [n for n in cases if lost(rows[n]) >= options.least and shown(rows[n]) is None]
     for name in sorted(slower, key=lambda name: -lost(rows[name])):
-        has_time = monotonic() + (options.seconds or 0.0) + _OVERHEAD < until
-        step(name, partial(search, cases[name], settings) if has_time else _no_time, "measured")
+        if monotonic() + (options.seconds or 0.0) + _OVERHEAD > began + options.budget_s:
+            print(f"{name}: no time left")
+            break
+        store(name, partial(search, cases[name], settings), "measured")
     print(json.dumps(summary(rows)))
     return 0
 
 
-def _no_time() -> Row:
-    return {"failure": "no time left"}
+def selected(newer: Assembler, options: argparse.Namespace) -> list[Job]:
+    """The kernels that may run on the GPU, those of users and of the suite first."""
+    named = [
+        (name, compile_)
+        for name, compile_ in jobs(newer, options.configurations)
+        if any(fnmatch(name, pattern) for pattern in options.kernels)
+        and (".sm_" not in name or name.endswith(f".sm_{SM}"))
+    ]
+    return sorted(named, key=lambda job: ".sm_" in job[0])
+
+
+def is_wanted(name: str, rows: Mapping[str, Row], not_timed: Mapping[str, str]) -> bool:
+    """Whether a kernel is compiled: an earlier run has not timed it, or not searched its loss."""
+    if name not in rows:
+        return name not in not_timed
+    return lost(rows[name]) >= SLOWER and shown(rows[name]) is None

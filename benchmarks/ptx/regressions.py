@@ -36,6 +36,7 @@ from tests.corpus.ptx_catalogue import ptx_texts
 from tests.corpus.triton_kernels import ENTRIES
 
 from benchmarks.harness.result_file import load, save
+from benchmarks.kernels.new_projects.entries import new_project_entries
 from benchmarks.kernels.suite import build, entries
 from benchmarks.kernels.unseen import unseen_entries
 from nostall.core import Budget
@@ -83,7 +84,7 @@ def jobs(newest: Assembler, configurations: int = _OPTIONS_OF_THE_SUITE) -> Iter
     decode = next(entry for entry in unseen_entries() if entry.kernel == "paged_decode")
     wide = [(*decode.problem[:3], d, *decode.problem[4:]) for d in _HEAD_DIMENSIONS]
     decodes = [replace(decode, problem=problem) for problem in wide]
-    for entry in (*entries(), *unseen_entries(), *decodes):
+    for entry in (*entries(), *unseen_entries(), *decodes, *new_project_entries()):
         step = max(1, len(entry.options) // configurations) if entry.size else 1
         for options in entry.options[::step]:
             tile = "x".join(map(str, options.tile or ()))

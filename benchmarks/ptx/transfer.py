@@ -21,10 +21,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from benchmarks.harness.comparison import comparison_record
 from benchmarks.harness.result_file import save
 from benchmarks.kernels.suite import Entry
 from benchmarks.ptx.assembler_suite import SUITES
-from benchmarks.ptx.comparison import comparison_record
 from benchmarks.ptx.dependent_launch import read_winners
 from benchmarks.ptx.dependent_launch_cell import ChainPlan, OpenDevice, find_build
 from benchmarks.sass.compiler_baseline import load as load_baselines

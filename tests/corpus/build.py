@@ -59,8 +59,11 @@ def _write(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
-def build(out: Path, jobs: int, step: int) -> int:
-    """Compile the cubins of the importable Triton that are out of date; returns the failures."""
+def build(out: Path, jobs: int, step: int, capability: int | None = None) -> int:
+    """Compile the cubins of the importable Triton that are out of date; returns the failures.
+
+    ``capability``: compile only those for this one.
+    """
     import triton
 
     version = str(triton.__version__)
@@ -71,7 +74,7 @@ def build(out: Path, jobs: int, step: int) -> int:
     for cubin in cubins.glob("*.cubin"):
         if cubin.stem not in names:
             cubin.unlink()
-    todo = stale(version, out, step)
+    todo = [item for item in stale(version, out, step) if capability in (None, item[1])]
     failures = 0
     start = time.monotonic()
     with ProcessPoolExecutor(jobs) as pool:
@@ -104,6 +107,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "corpus")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--every", type=int, default=1, help="compile only every N-th cubin")
+    parser.add_argument("--capability", type=int, help="only for this one, such as 90")
     options = parser.parse_args()
     if options.triton != "current":
         target = Path(options.triton).resolve()
@@ -111,10 +115,12 @@ def main() -> int:
             parser.error(f"{target} has no triton; fill it with pip install --target")
         command = [sys.executable, __file__, "--triton", "current", "--out", str(options.out)]
         command += ["--jobs", str(options.jobs), "--every", str(options.every)]
+        if options.capability is not None:
+            command += ["--capability", str(options.capability)]
         paths = [str(target), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
         return subprocess.run(command, env=environment, check=False).returncode
-    return 1 if build(options.out, options.jobs, options.every) else 0
+    return 1 if build(options.out, options.jobs, options.every, options.capability) else 0
 
 
 if __name__ == "__main__":

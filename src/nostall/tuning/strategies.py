@@ -11,7 +11,7 @@ from pathlib import Path
 from nostall.core import BadInput, Search
 from nostall.core.text.suggest import unknown
 from nostall.search import make, strategies
-from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.random_orders import RandomOrders
 
 ASSEMBLER = "assembler"
 """Strategy that searches what ptxas is given; its states are PTX programs."""
@@ -50,7 +50,7 @@ def make_strategy(name: str, *, logs: Path | None = None, policy: Path | None = 
             f"strategy {name!r} cannot use a policy file; leave --policy out, or use ppo"
         )
     if name == ASSEMBLER:
-        return Evolve()
+        return RandomOrders()
     if name in LEARNING_STRATEGIES:
         options = {} if policy is None else {"policy": policy}
         return load_strategy_class(name)(logs=logs, **options)  # type: ignore[call-arg]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.ptx.regression_times import lost, summary
+from benchmarks.ptx.regression_times import is_wanted, lost, summary, try_case
+from benchmarks.sass.build_comparison import ProcessTimer
 
 from benchmarks.ptx import regression_times
-from nostall.ptx.assemble.versions import Assembler, find_assemblers, version_numbers
+from nostall.ptx.assemble.versions import find_assemblers, version_numbers
 from nostall.tuning.regress.job import Case
 from nostall.tuning.sources.source import Source
 from tests.unit.tuning.assembler.kernel import TimedDevice, run_inline
@@ -51,20 +53,24 @@ def measured(
         device.older, device.part = case.older.cubin, part
         return device
 
+    class Timer(ProcessTimer):
+        def __call__(self, sources: Sequence[Source], rounds: int) -> list[float | str]:
+            return [10.0 * (part if s.cubin == case.older.cubin else 1.0) for s in sources]
+
+    found = [("other", "its launch is not known"), ("pressure", case)]
     run_inline(monkeypatch)
     monkeypatch.setattr(regression_times, "_open", open_device)
-    monkeypatch.setattr(
-        regression_times, "read", lambda *_: ({"pressure": case}, {"other": "no launch"})
-    )
-    (tmp_path / "kernels").touch()
-    (tmp_path / "1" / "bin").mkdir(parents=True)
-    (tmp_path / "1" / "bin" / "ptxas").symlink_to(NEWEST.path)
+    monkeypatch.setattr(regression_times, "survey", lambda *_: iter(found))
+    monkeypatch.setattr(regression_times, "ProcessTimer", Timer)
+    (tmp_path / "1" / "bin").mkdir(parents=True, exist_ok=True)
+    if not (link := tmp_path / "1" / "bin" / "ptxas").exists():
+        link.symlink_to(NEWEST.path)
     given = {
         "ptxas": tmp_path,
-        "file": tmp_path / "kernels",
-        "write": False,
-        "least": 0.02,
-        "kernels": ["pres*"],
+        "configurations": 1,
+        "survey_s": 100.0,
+        "workers": 1,
+        "kernels": ["none"],
     }
     limits = {
         "least": 0.02,
@@ -83,10 +89,11 @@ def test_lost_time_is_searched_and_compared_with_the_older_binary(
 ) -> None:
     document = measured(case, 0.8, tmp_path, monkeypatch)
     row = document["rows"]["pressure"]
-    assert document["kind"] == "measured" and document["not_launchable"] == {"other": "no launch"}
+    assert document["kind"] == "measured"
+    assert document["not_timed"] == {"other": "its launch is not known"}
     assert row["screened"]["ratio"] == pytest.approx(1.25) and lost(row) == pytest.approx(0.25)
     assert row["measured"]["older"]["ratio"] == pytest.approx(1.25)
-    assert row["static"]["losses"] and row["gpu"] == {"gpu": "Fake"}
+    assert row["static"]["losses"] and row["measured"]["gpu"] == {"gpu": "Fake"}
     assert 0 < row["measured"]["recovered"] < 0.9 and row["measured"]["search"]["recipe"]
     assert row["measured"]["beside_older"]["verdict"]
     assert document["summary"]["slower"] == document["summary"]["compared"] == 1
@@ -105,44 +112,29 @@ def test_without_a_loss_nothing_is_searched(
     assert document["summary"]["slower"] == document["summary"]["compared"] == 0
 
 
-def test_without_time_a_row_says_so(
+def test_a_second_run_searches_what_the_first_had_no_time_for(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = measured(case, 0.8, tmp_path, monkeypatch, budget_s=1.0)
-    assert document["rows"]["pressure"] == {"failure": "no time left"}
-    assert document["summary"]["timed"] == 0 and summary({})["recovered_median"] is None
+    assert document["rows"]["pressure"]["screened"]["ratio"] == pytest.approx(1.25)
+    assert document["summary"]["timed"] == 1 and document["summary"]["compared"] == 0
+    assert summary({})["recovered_median"] is None
+    rows, others = document["rows"], document["not_timed"]
+    assert is_wanted("pressure", rows, others) and not is_wanted("other", rows, others)
+    document = measured(case, 0.8, tmp_path, monkeypatch)
+    assert document["summary"]["compared"] == 1
+    assert not is_wanted("pressure", document["rows"], others)
 
 
-def test_kernels_travel_in_a_file(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_launches_of_this_gpu_with_other_code_are_timed(
+    case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older, newer = Assembler(NEWEST.path, "1.0"), Assembler(NEWEST.path, "2.0")
-    launched, unknown = case.source, replace(case.source, launch=None)
-    jobs = {"a": launched, "b": unknown, "c": launched, "d": launched}
+    def tried(source: Source, made: Case = case) -> Case | str:
+        monkeypatch.setattr(regression_times, "make_case", lambda *_: made)
+        return try_case(("a", lambda: source), NEWEST, NEWEST)
 
-    def compare(source: Source, assemblers: object) -> list[dict[str, Any]]:
-        assert assemblers == (older, newer)
-        words = 900 if source is launched or source is unknown else 100
-        return [{"code": n, "spill_bytes": 0, "warps": 8, "words": n * words} for n in (1, 2)]
-
-    def make(source: Source, *versions: object) -> Case:
-        pair = [replace(b, assembler=a) for b, a in ((case.older, older), (case.newer, newer))]
-        return Case(source, case.command, *pair)
-
-    monkeypatch.setattr(regression_times, "assemble", compare)
-    monkeypatch.setattr(regression_times, "make_case", make)
-    monkeypatch.setattr(
-        regression_times, "jobs", lambda *_: [(n, lambda s=s: s) for n, s in jobs.items()]
-    )
-    options = argparse.Namespace(file=tmp_path / "k", kernels=["a", "b", "c"], configurations=4)
-    with pytest.raises(KeyError):  # the launch is for sm_80, and sm_90 is measured
-        regression_times.write(options, older, newer)
-        regression_times.read(options.file, older, newer)[0]["a"]
+    assert tried(case.source) == "compiled for sm_80"
     monkeypatch.setattr(regression_times, "SM", 80)
-    options.file.unlink()
-    regression_times.write(options, older, newer)
-    there = Assembler(Path("elsewhere"), "2.0")
-    cases, refused = regression_times.read(options.file, older, there)
-    assert list(cases) == ["a", "c"] and refused == {"b": "its launch is not known"}
-    assert cases["a"].newer.assembler == there and cases["a"].older.assembler == older
-    assert cases["a"].newer.cubin == case.newer.cubin
+    assert tried(case.source) is case
+    assert tried(replace(case.source, launch=None)) == "its launch is not known"
+    assert tried(case.source, replace(case, older=case.newer)) == "same code"

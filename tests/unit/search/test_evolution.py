@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nostall.core import BadInput, Budget, Measurement
-from nostall.search.evolution.evolve import Bandit, Evolve, Member, Population, finalists
+from nostall.search.evolution.evolve import Bandit, Evolve
 from nostall.search.evolution.operators import (
     GIVEN,
     Operator,
@@ -20,6 +20,7 @@ from nostall.search.evolution.operators import (
     realize,
 )
 from nostall.search.evolution.pipeline import Finished, Pipeline
+from nostall.search.evolution.random_orders import Member, Population, RandomOrders, finalists
 from nostall.testing import Disorder, Permutations
 
 Order = tuple[int, ...]
@@ -112,7 +113,9 @@ class Backwards(Disorder):
         self.discarded = True
 
 
-def run(objective: Backwards, space: Blocks, evaluations: int = 400, search: Evolve | None = None):
+def run(
+    objective: Backwards, space: Blocks, evaluations: int = 400, search: RandomOrders | None = None
+):
     return (search or Evolve()).run(space, objective, Budget(evaluations=evaluations), seed=2)
 
 
@@ -240,6 +243,31 @@ def test_operators_that_are_left_out_make_no_proposal() -> None:
     assert {"reorder sigma=3 all", "reorder sigma=8 all", "recombine"} <= seen
     assert not any(name.endswith(" hot") or "sigma=1 " in name for name in seen)
     assert not any("sigma=80" in name or "sigma=6" in name for name in seen), "immigrants"
+
+
+def submitted(search: RandomOrders, evaluations: int = 400) -> list[Proposal[Order]]:
+    """The proposals of a search."""
+    space = Blocks(8, 2)
+    objective = Backwards(space)
+    seen: list[Proposal[Order]] = []
+    submit = objective.submit
+    objective.submit = lambda number, proposal: (  # type: ignore[method-assign]
+        seen.append(proposal),
+        submit(number, proposal),
+    )
+    assert run(objective, space, evaluations, search).ratio > 1.05
+    return seen
+
+
+def test_random_orders_start_from_the_start_and_from_settings_only() -> None:
+    space = Blocks(8, 2)
+    portfolio = space.portfolio()
+    pairs = [space.combine(a, b) for a in portfolio for b in portfolio]
+    given = {space.start(), *portfolio, *pairs}
+    orders = [p for p in submitted(RandomOrders()) if p.operator is not GIVEN]
+    assert len(orders) > 100 and {p.operator.kind for p in orders} == {"reorder"}
+    assert {p.operator.sigma for p in orders} == {2.0, 6.0, 20.0, 80.0}
+    assert {p.parent for p in orders} <= given and len({p.parent for p in orders}) > 2
 
 
 @pytest.mark.parametrize("without", [("reorder sigma=7 *",), ("*",)])

@@ -23,6 +23,7 @@ from nostall.core import (
 from nostall.search import Anneal, RandomSearch, Sip, make, strategies
 from nostall.search.anneal import Memo
 from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.random_orders import RandomOrders
 from nostall.search.loop import draw_legal
 from nostall.testing import (
     Disorder,
@@ -40,6 +41,7 @@ ALL = [
     Sip(),
     Sip(start_temperature=0.06, restarts=True),
     Evolve(),
+    RandomOrders(),
     Evolve(population=3, max_drops=20),
     RandomSearch(),
     RandomSearch(walk_length=3),

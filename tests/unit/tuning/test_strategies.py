@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nostall.core import BadInput
-from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.random_orders import RandomOrders
 from nostall.tuning.strategies import check_choice, complete_choice, make_strategy
 
 
@@ -53,7 +53,7 @@ def test_a_choice_that_cannot_work_is_refused(
 
 
 def test_the_strategy_is_made_by_its_name() -> None:
-    assert isinstance(make_strategy("assembler"), Evolve)
+    assert isinstance(make_strategy("assembler"), RandomOrders)
     with pytest.raises(BadInput, match="allowed are anneal, assembler"):
         make_strategy("nothing")
 

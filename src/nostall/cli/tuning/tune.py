@@ -177,9 +177,9 @@ ProgramArgument = Annotated[
 StrategyOption = Annotated[
     str | None,
     typer.Option(
-        help="assembler (default for a kernel with PTX: order, registers and options that ptxas "
-        "is given); anneal (default for a cubin), sip and random move native instructions; cuasmrl "
-        "and ppo learn to, and need `pip install 'nostall[rl]'`."
+        help="assembler (default for a kernel with PTX: random orders, registers and options that "
+        "ptxas is given); anneal (default for a cubin), sip and random move native instructions; "
+        "cuasmrl and ppo learn to, and need `pip install 'nostall[rl]'`."
     ),
 ]
 PolicyOption = Annotated[

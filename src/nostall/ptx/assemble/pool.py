@@ -55,11 +55,17 @@ class BuildPool(Generic[T]):
         """Results of the task, in the order of ``arguments``."""
         return [future.result() for future in [self.submit(a) for a in arguments]]
 
+    def start(self) -> None:
+        """Start all workers; returns at once.  They take seconds, which a search would wait."""
+        for _ in range(self.workers):
+            self._executor.submit(_ready)
+
     def close(self) -> None:
         """Drop waiting tasks and end the workers when their current tasks end."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> BuildPool[T]:
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,6 +78,10 @@ def _start_worker(make: Callable[[], Any]) -> None:
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _builder = make()
+
+
+def _ready() -> None:
+    """Do nothing in a worker."""
 
 
 def _run(task: Callable[[Any, Any], T], argument: Any) -> T:

@@ -8,7 +8,7 @@ _SIZES = {1: "a small", 3: "a medium", 8: "a large"}
 _WORDS = (
     (r"reorder sigma=(\S+) hot", "{size} change of the order, in the blocks that take the time"),
     (r"reorder sigma=(\S+)( \w+)?", "{size} change of the order"),
-    (r"immigrant sigma=(\S+)", "a new order, not made from an earlier one"),
+    (r"(?:random order|immigrant) sigma=(\S+)", "a new order, not made from an earlier one"),
     (r"recombine.*", "blocks of two earlier candidates together"),
     (r"portfolio.*|given.*", "a setting that is tried for every kernel"),
     (r"moves lever x(\d+)", "{number} changed: ptxas version, options, registers or cache hints"),

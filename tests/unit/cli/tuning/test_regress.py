@@ -18,7 +18,7 @@ from nostall.core import BadInput
 from nostall.core.errors import MissingPart
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers, version_numbers
-from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.random_orders import RandomOrders
 from nostall.store import Store
 from nostall.tuning.assembler.job import tune_assembler
 from nostall.tuning.assembler.recipes.recipe import Recipe
@@ -144,7 +144,7 @@ def test_all_kernels_of_the_store_are_compared(
     source = make_source(NEWEST)
     settings = Settings("assembler", evaluations=30, objective="gpu", rounds=8, checks=2)
     with open_inline(source, [NEWEST], monkeypatch) as setup:
-        result = tune_assembler(setup, Evolve(), settings, TimedDevice(source.cubin))
+        result = tune_assembler(setup, RandomOrders(), settings, TimedDevice(source.cubin))
     record_result(Store(), source, settings, result, {"gpu": "Fake"})
     assert run(ptxas_options="", format=Format.JSON) == 0
     (document,) = json.loads(capsys.readouterr().out)

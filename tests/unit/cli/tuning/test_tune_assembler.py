@@ -23,7 +23,7 @@ from nostall.core import BadInput, LaunchSpec, Search
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.report.units import Scale
-from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.random_orders import RandomOrders
 from nostall.store import Store
 from nostall.tuning.assembler import job, objective, shortlist
 from nostall.tuning.assembler.recipes import reverify
@@ -59,7 +59,7 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
     @contextmanager
     def open_fake(source: Source, *_: Any) -> Iterator[tuple[Search, TimedDevice]]:
         assert source.launch == LAUNCH
-        yield Evolve(), TimedDevice(source.cubin)
+        yield RandomOrders(), TimedDevice(source.cubin)
 
     monkeypatch.setattr(command, "open_search", open_fake)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 from tests.unit.ptx.assemble.toy_space import PTX, ToyCheck, ToyState, make_space
@@ -143,6 +145,21 @@ def test_tritons_own_options_are_kept() -> None:
 
 def build_hash(builder: Builder, state: ToyState) -> str:
     return builder.build(state).ptx_sha256
+
+
+def test_all_workers_of_a_pool_start_before_the_first_task(spec: BuildSpec, tmp_path: Path) -> None:
+    make = partial(started_builder, spec, tmp_path)
+    with BuildPool(make, build_hash, workers=2):
+        end = monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and monotonic() < end:
+            sleep(0.05)
+        assert len(list(tmp_path.iterdir())) == 2
+
+
+def started_builder(spec: BuildSpec, folder: Path) -> Builder:
+    """The builder of a worker, which leaves a file when it starts."""
+    (folder / str(os.getpid())).touch()
+    return Builder(spec)
 
 
 def test_the_pool_gives_results_in_the_order_of_its_tasks(spec: BuildSpec) -> None:

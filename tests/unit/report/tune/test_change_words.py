@@ -15,6 +15,7 @@ from nostall.report.tune.change_words import change_words, setting_words
         ("reorder sigma=8 hot", "a large change of the order, in the blocks that take the time"),
         ("reorder sigma=2", "a change of the order"),
         ("immigrant sigma=3", "a new order, not made from an earlier one"),
+        ("random order sigma=3", "a new order, not made from an earlier one"),
         ("recombine 3", "blocks of two earlier candidates together"),
         ("portfolio 12", "a setting that is tried for every kernel"),
         ("moves lever x1", "1 setting changed: ptxas version, options, registers or cache hints"),

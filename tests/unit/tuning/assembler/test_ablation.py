@@ -12,7 +12,7 @@ import pytest
 from nostall.core import Run
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.report.tune.page import write_report
-from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.random_orders import RandomOrders
 from nostall.tuning.assembler.ablation import MAX_PAIRS, ablate
 from nostall.tuning.assembler.job import tune_assembler
 from nostall.tuning.assembler.objective import AssemblerObjective
@@ -73,7 +73,7 @@ def test_the_ablation_of_a_run_is_on_its_page(
         open_inline(source, installed, monkeypatch) as setup,
         Run.create(tmp_path / "run", "test", {"strategy": "assembler"}) as run,
     ):
-        tune_assembler(setup, Evolve(), settings, TimedDevice(source.cubin), run=run)
+        tune_assembler(setup, RandomOrders(), settings, TimedDevice(source.cubin), run=run)
     record = json.loads((tmp_path / "run" / "run.json").read_text())["result"]
     ablation = record["assembler"]["ablation"]
     assert ablation["effects"]

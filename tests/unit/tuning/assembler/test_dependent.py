@@ -15,7 +15,7 @@ from nostall.gpu import Device, Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.ptx.schedule.state import PtxState
 from nostall.sass.safety.dependent_launch import check_wait
-from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.random_orders import RandomOrders
 from nostall.store import BadBundle, Store, bundle
 from nostall.tuning.assembler.job import Setup, tune_assembler
 from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
@@ -55,7 +55,7 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
 
 def tune(setup: Setup, devices: Devices, run: Run | None = None) -> TuningResult:
     device = TimedDevice(setup.source.cubin)
-    return tune_assembler(setup, Evolve(), SETTINGS, device, run=run, open_device=devices)
+    return tune_assembler(setup, RandomOrders(), SETTINGS, device, run=run, open_device=devices)
 
 
 def test_a_chain_gain_is_recorded_beside_the_isolated_one(setup: Setup, tmp_path: Path) -> None:

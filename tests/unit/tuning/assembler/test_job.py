@@ -14,7 +14,7 @@ from nostall.core import BadInput, Run
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.ptx.schedule.state import PtxState
 from nostall.sass.binary.code_hash import code_sha256
-from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.random_orders import RandomOrders
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog, read_candidates
 from nostall.tuning.assembler.job import Setup, open_setup, register_budgets, tune_assembler
 from nostall.tuning.assembler.objective import AssemblerObjective
@@ -41,7 +41,7 @@ def tune_kernel(
     setup: Setup, device: TimedDevice | None = None, run: Run | None = None, **more: bool
 ) -> TuningResult:
     device = device or TimedDevice(setup.source.cubin)
-    return tune_assembler(setup, Evolve(), SETTINGS, device, run=run, **more)
+    return tune_assembler(setup, RandomOrders(), SETTINGS, device, run=run, **more)
 
 
 def test_a_gain_is_recorded_with_a_recipe_that_makes_it_again(setup: Setup, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_run_is_resumed_with_its_population(setup: Setup, tmp_path: Path) -> N
     with Run.open(tmp_path / "run") as run:
         more = replace(SETTINGS, evaluations=50)
         device = TimedDevice(setup.source.cubin)
-        result = tune_assembler(setup, Evolve(), more, device, run=run, resume=True)
+        result = tune_assembler(setup, RandomOrders(), more, device, run=run, resume=True)
     assert result.search.evaluations == 50 > first.search.evaluations
     assert result.ratio >= first.ratio
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
-from nostall.search.evolution.evolve import Evolve
+from nostall.search.evolution.random_orders import RandomOrders
 from nostall.store import BadBundle, Row, Store, bundle
 from nostall.store.artefacts import RECIPE, content_hash
 from nostall.store.repair import repair
@@ -45,7 +45,7 @@ def tuned(installed: list[Assembler]) -> Iterator[Tuned]:
         pytest.MonkeyPatch.context() as patch,
         open_inline(source, installed, patch) as setup,
     ):
-        result = tune_assembler(setup, Evolve(), SETTINGS, TimedDevice(source.cubin))
+        result = tune_assembler(setup, RandomOrders(), SETTINGS, TimedDevice(source.cubin))
     assert result.improved
     yield Tuned(source, result)
 
