@@ -15,6 +15,7 @@ from weakref import WeakMethod
 from torch.fx import GraphModule
 
 from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph
+from nostall.attach.torch_compile.measure.graph_comparison import GraphClocks
 from nostall.attach.torch_compile.measure.kernel_accuracy import Region
 from nostall.attach.torch_compile.rewrite.attention import calls_attention
 from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
@@ -58,17 +59,17 @@ class CandidateBuilder:
         self,
         versions: GraphVersions,
         patches: Mapping[str, Any],
-        clock: Clock,
+        clocks: GraphClocks,
         kernel_clock: Clock | None,
         dynamic_inputs: DynamicInputs | None,
     ) -> None:
         """``patches``: the user's changes of Inductor's configuration.
 
-        ``clock`` times whole graphs.  ``kernel_clock`` times plans and kernels; None disables
+        ``clocks`` time whole graphs.  ``kernel_clock`` times plans and kernels; None disables
         tuning and comparisons of kernels.  ``dynamic_inputs``: traced ones if a size is dynamic.
         """
         self.versions, self.report, self.patches = versions, versions.report, patches
-        self.clock, self.dynamic_inputs = clock, dynamic_inputs
+        self.clocks, self.dynamic_inputs = clocks, dynamic_inputs
         # How the candidate is compiled; None until that is decided.
         self.selection: Selection | None = None
         self.state = GraphState(self.report)
@@ -91,8 +92,7 @@ class CandidateBuilder:
         context = SelectionContext(
             graph=self.report.graph,
             store=store,
-            clock=self.clock,
-            seconds=self.versions.options.seconds,
+            clocks=self.clocks,
             tasks=self.tasks,
             about=circumstances(self.versions.device, self.patches),
             repair=self._repair(copy),
