@@ -209,6 +209,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "product_kernels.json.gz", "fusion-unseen.md"),
     _row("torch_compile.losses", "GPU", "What do losses without logits in memory cost and save?",
          "losses.json losses_backend.json", "torch-compile.md"),
+    _row("torch_compile.attention_forms", "GPU",
+         "Does attention written as products and a softmax gain from one call?",
+         "attention_forms.json", "torch-compile.md"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans

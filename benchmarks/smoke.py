@@ -117,6 +117,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "torch_compile.product_kernels": ("--small", "--models", "bert-forward", "--limit", "60",
                                       "--processes", "2", "--seconds", "0.1"),
     "torch_compile.losses": ("--small", "--device", "cpu", "--seconds", "0.2"),
+    "torch_compile.attention_forms": ("--forms", "groups", "--seconds", "0.2", "--small"),
     "parallel.profile_error": ("--tiny",),
     "parallel.pass_times": ("--tiny",),
     "parallel.killed_rank": (),
