@@ -111,6 +111,8 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     ),
     "fusion.optimizer_steps": ("--small", "--seconds", "0.2"),
     "fusion.list_plans": ("--small", "--seconds", "0.2"),
+    "fusion.unseen_kinds": ("--split", "train", "--kinds", "two-hot", "--seconds", "0.2",
+                            "--limit", "90"),
     "fusion.unseen_chains": ("--set", "train", "--count", "2", "--most", "2", "--limit", "60"),
     "torch_compile.user_models": ("--zoo", "users", "--models", "llama", "--small",
                                   "--measured", "0.5", "--limit", "90"),

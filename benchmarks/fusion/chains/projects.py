@@ -36,6 +36,8 @@ class Kind:
     """The sizes of its two chains."""
     trained: bool = False
     """Whether floating-point inputs have gradients: the step is then forward and backward."""
+    constants: tuple[int, ...] = ()
+    """Inputs without gradients all the same, such as targets."""
 
 
 def bf16(*shape: int) -> InputSpec:
@@ -388,11 +390,11 @@ PROJECTS: dict[str, Kind] = {
     "gated norm of pairs": Kind(
         "openfold", gated_pairs,
         lambda n, c: (bf16(n, n, c), bf16(c), bf16(c), bf16(n, n, c), bf16(n, n)),
-        ((512, 128), (768, 64)), True,
+        ((512, 128), (768, 64)), True, (4,),
     ),
     "volume rendering": Kind(
         "nerfstudio", volume_rendering, lambda r, s: (fp32(r, s), fp32(r, s, 3), fp32(r, s)),
-        ((65536, 64), (16384, 192)), True,
+        ((65536, 64), (16384, 192)), True, (2,),
     ),
     "spherical harmonics": Kind(
         "gsplat", spherical_harmonics, lambda n: (fp32(n, 9, 3), fp32(n, 3)),
@@ -404,15 +406,15 @@ PROJECTS: dict[str, Kind] = {
     ),
     "clipped policy loss": Kind(
         "cleanrl", ppo_loss, lambda n, a: (fp32(n, a), index(n), *[fp32(n)] * 4),
-        ((16384, 1024), (65536, 1000)), True,
+        ((16384, 1024), (65536, 1000)), True, (2, 3, 5),
     ),
     "squashed Gaussian": Kind(
         "torchrl", squashed_gaussian, lambda n, a: (*[fp32(n, a)] * 3,),
-        ((1 << 20, 16), (1 << 18, 60)), True,
+        ((1 << 20, 16), (1 << 18, 60)), True, (2,),
     ),
     "two-hot loss": Kind(
         "dreamerv3", two_hot_loss, lambda n, c: (bf16(n, c), fp32(n)),
-        ((131072, 255), (16384, 1023)), True,
+        ((131072, 255), (16384, 1023)), True, (1,),
     ),
     "reversible norm of series": Kind(
         "Time-Series-Library", instance_norm_series,
@@ -420,13 +422,13 @@ PROJECTS: dict[str, Kind] = {
     ),
     "soft dice": Kind(
         "MONAI", dice_loss, lambda n, c, s: (*[bf16(n, c, s, s, s)] * 2,),
-        ((2, 4, 160), (4, 14, 96)), True,
+        ((2, 4, 160), (4, 14, 96)), True, (1,),
     ),
     "colour space": Kind(
         "kornia", rgb_to_lab, lambda n, s: (fp32(n, 3, s, s),), ((32, 512), (64, 384))
     ),
     "global response norm": Kind(
-        "timm", response_norm, lambda n, s, c: (bf16(n, s, s, c), bf16(c), bf16(c)),
+        "ConvNeXt-V2", response_norm, lambda n, s, c: (bf16(n, s, s, c), bf16(c), bf16(c)),
         ((64, 28, 768), (64, 14, 1536)), True,
     ),
     "angular margin": Kind(
@@ -439,7 +441,7 @@ PROJECTS: dict[str, Kind] = {
     ),
     "centred distillation": Kind(
         "dinov2", distillation, lambda n, c: (*[bf16(n, c)] * 2, fp32(c)),
-        ((1024, 65536), (512, 131072)), True,
+        ((1024, 65536), (512, 131072)), True, (1, 2),
     ),
     "factorisation machine": Kind(
         "RecBole", factorisation, lambda n, f, w: (fp32(n, f, w), fp32(n, f)),
@@ -447,7 +449,7 @@ PROJECTS: dict[str, Kind] = {
     ),
     "generalised overlap": Kind(
         "mmdetection", box_loss, lambda n: (fp32(n, 4), fp32(n, 4), fp32(n)),
-        ((1 << 21,), (400_000,)), True,
+        ((1 << 21,), (400_000,)), True, (1, 2),
     ),
     "expected distances": Kind(
         "ultralytics", expected_distance, lambda n, a: (bf16(n, 4 * BINS, a), bf16(n, 2, a)),
@@ -503,7 +505,7 @@ PROJECTS: dict[str, Kind] = {
     ),
     "Gumbel codes": Kind(
         "fairseq", gumbel_codes, lambda n, c: (*[bf16(n, c)] * 2,), ((65536, 320), (16384, 1024)),
-        True,
+        True, (1,),
     ),
     "softmax over edges": Kind(
         "torch_geometric", edge_softmax, lambda e, h: (fp32(e, h), index(e)),
@@ -519,7 +521,7 @@ PROJECTS: dict[str, Kind] = {
     ),
     "ratio of signals": Kind(
         "asteroid", separation_loss, lambda n, t: (*[fp32(n, t)] * 2,),
-        ((512, 64000), (2048, 8000)), True,
+        ((512, 64000), (2048, 8000)), True, (1,),
     ),
     "error of a solver": Kind(
         "torchdiffeq", solver_error, lambda n, c: (*[fp32(n, c)] * 5,),

@@ -1,0 +1,89 @@
+"""Kinds of other projects: their split is fixed, and each chain computes with its own inputs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from benchmarks.fusion.chains.projects import PROJECTS, kinds_of, project_chains  # noqa: E402
+from benchmarks.fusion.unseen import kinds  # noqa: E402
+from benchmarks.fusion.unseen.deployed import Case, Settings, measure  # noqa: E402
+from benchmarks.harness.result_file import load  # noqa: E402
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
+
+def test_the_halves_are_fixed() -> None:
+    train, test = kinds_of("train"), kinds_of("test")
+    assert {*train} | {*test} == {*PROJECTS} and not {*train} & {*test}
+    assert (len(train), len(test)) == (19, 18)
+    assert test[:3] == ["guidance with rescaled deviation", "gated norm of pairs",
+                        "spherical harmonics"]  # fmt: skip
+
+
+def test_each_kind_is_of_another_project() -> None:
+    projects = [kind.project for kind in PROJECTS.values()]
+    assert len({*projects}) == len(projects) >= 15
+
+
+@pytest.mark.parametrize("name", project_chains())
+def test_a_chain_computes_with_its_inputs(name: str) -> None:
+    """Without memory; gradients of trained kinds reach each input that is no constant."""
+    kind, chain = project_chains()[name]
+    with FakeTensorMode():
+        inputs = chain.tensors("cpu")
+        leaves = [
+            x.requires_grad_()
+            for at, x in enumerate(inputs)
+            if kind.trained and x.is_floating_point() and at not in kind.constants
+        ]
+        result = chain.function(*inputs)
+        outputs = result if isinstance(result, tuple) else (result,)
+        if leaves:
+            wanted = [x for x in outputs if x.requires_grad]
+            seeds = [torch.ones_like(x) for x in wanted]
+            gradients = torch.autograd.grad(wanted, leaves, seeds)
+            assert [x.shape for x in gradients] == [x.shape for x in leaves]
+
+
+def stub(job: kinds.Job) -> dict[str, Any]:
+    name, settings = job
+    if "Gumbel" in name:
+        raise ValueError("no memory")
+    return {"case": name, "methods": {}, "failed": {}, "seconds": settings.measured_s}
+
+
+def test_each_chain_is_measured_once_and_failures_are_named(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    kinds.add_options(parser)
+    out = tmp_path / "kinds.json"
+    options = parser.parse_args(["--out", str(out), "--device", "cpu", "--workers", "2"])
+    names = list(project_chains())[:2]
+    kinds.run(options, [*names, "Gumbel codes"], ["cpu"], stub)
+    result = load(out)
+    assert [*result["chains"]] and {*result["chains"]} == {*names}
+    assert result["failed"] == {"Gumbel codes": "ValueError: no memory"}
+    kinds.run(options, names, ["cpu"], stub)
+    assert {*load(out)["chains"]} == {*names}
+
+
+@pytest.mark.slow
+def test_a_case_has_errors_and_times_of_each_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = PROJECTS["clipped policy loss"]
+
+    def inputs(device: str) -> list[Any]:
+        chain = kinds.Chain("c", kind.function, tuple(kind.inputs(4, 1000)))  # type: ignore[arg-type]
+        return kinds._inputs(kind, chain, device)
+
+    monkeypatch.setattr("benchmarks.fusion.unseen.deployed.CHOSEN", "compile twice")
+    record = measure(Case("c", kind.function, inputs), Settings("cpu", 0.05, forced=False))
+    assert record["failed"] == {}
+    assert {*record["methods"]} == {"compile", "compile twice"}
+    for found in record["methods"].values():
+        assert len(found["errors"]) == 3 and max(found["errors"]) < 1e-4 and not found["wrong"]
+    assert {*record["looped"]["compared"]} == {"compile twice"}
