@@ -27,6 +27,7 @@ from torch import Tensor
 from benchmarks.fusion.chains.programs import Chain
 from benchmarks.fusion.chains.projects import PROJECTS, Kind, kinds_of, project_chains
 from benchmarks.fusion.unseen.deployed import Case, Settings, measure, summary_line
+from benchmarks.fusion.unseen.kinds_page import figures
 from benchmarks.harness import gpu_pool
 from benchmarks.harness.gpu_lock import LOCK_VARIABLE
 from benchmarks.harness.result_file import load, save
@@ -88,6 +89,8 @@ def run(
             options.out, kind="measured", torch=torch.__version__, gpu=gpu, split=options.split,
             planned=list(names), chains=chains, failed=failures,
         )  # fmt: skip
+    for title, *cells in figures(list(chains.values())) if chains else ():
+        print(f"{title}: {'; '.join(cells)}")
     print(f"{sum(name in chains for name in names)} of {len(names)} chains")
 
 
