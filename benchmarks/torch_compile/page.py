@@ -26,9 +26,10 @@ PAGE = PAGES / "torch-compile.md"
 IN_ONE, IN_ROUNDS = "autotuned", "graphs"
 """Parts in other modes: in one process, and in several."""
 NONE = "not measured"
-LOSSES = tuple(results("torch_compile") / f"losses{name}.json" for name in ("", "_backend"))
+LOSSES = tuple(results("torch_compile") / f"losses_{name}.json" for name in ("mean", "others"))
+ATTENTION = tuple(results("torch_compile") / f"attention_forms_{n}.json" for n in (1, 2))
 LOSS_METHODS = {
-    "8 chunks": "8 chunks", "4 chunks": "4 chunks", "nostall, chunked": "option chunked",
+    "8 chunks": "8 chunks", "4 chunks": "4 chunks", "nostall": "chosen", "Liger": "Liger",
     "eager": "eager",
 }  # fmt: skip
 """Methods of the losses that the page shows, in words."""
@@ -57,6 +58,7 @@ def models_page(loaded: Mapping[str, Model]) -> str:
         **_rows("rounds", _by_part(loaded, IN_ROUNDS), _rounds),
         "others": _others(),
         **_losses(),
+        **_attention(),
     }
     return render_page(__file__, PAGE, values)
 
@@ -78,12 +80,69 @@ def _losses() -> dict[str, Any]:
                 )
                 rows.append({
                     "case": name, **found["case"], "method": LOSS_METHODS[method],
-                    "ratio": beside, "peak": about["peak_bytes"],
+                    "ratio": beside, "graphs": _replayed(found, method),
+                    "peak": about["peak_bytes"],
                     "base_peak": found["methods"][loop["base"]]["peak_bytes"],
                     "share": about["share_of_logits"], "error": about["errors"]["weight"],
                     "base_error": found["methods"][loop["base"]]["errors"]["weight"],
                 })  # fmt: skip
-    return {"losses": rows, "loss_about": contents[0], "loss_files": LOSSES}
+    return {
+        "losses": rows, "loss_about": contents[0], "loss_files": LOSSES,
+        "loss_choices": "; ".join(_loss_choices(contents)),
+    }  # fmt: skip
+
+
+def _replayed(found: Mapping[str, Any], method: str) -> str:
+    """The ratio of a method by CUDA graphs, with its interval."""
+    beside = found.get("replayed", {}).get("compared", {}).get(method)
+    if beside is None:
+        return NONE
+    return f"{beside['ratio']:.3f} ({beside['low']:.3f} to {beside['high']:.3f})"
+
+
+def _loss_choices(contents: Sequence[Any]) -> list[str]:
+    """What the backend runs for each loss, as its report says."""
+    return [
+        f"{name}: {found['methods']['nostall']['explanation'][0].partition(': ')[2]}"
+        for content in contents
+        for name, found in content["cases"].items()
+        if "nostall" in found["methods"]
+    ]
+
+
+def _attention() -> dict[str, Any]:
+    """Forms of attention that programs write: ratios of the choice by both clocks, errors."""
+    rows = []
+    contents = [load(path) for path in ATTENTION]
+    for content in contents:
+        for name, found in content["forms"].items():
+            both = [found["methods"].get(each, {}) for each in ("compile", "nostall")]
+            graphs = both[1].get("graphs", [])
+            errors = [each.get("errors") for each in both]
+            rows.append([
+                name,
+                _replayed(found, "nostall"),
+                _replayed({"replayed": found.get("looped", {})}, "nostall"),
+                " / ".join(f"{max(each):.1e}" if each else "–" for each in errors),
+                " / ".join(
+                    f"{1e-9 * each['peak_bytes']:.2f}" if "peak_bytes" in each else "–"
+                    for each in both
+                ),
+                "; ".join(f"{graph['state']}: {graph['reason']}" for graph in graphs),
+                "; ".join(_changes(graphs)) or "nothing",
+            ])  # fmt: skip
+    masked = next(
+        (f for c in contents for f in c["forms"].values() if "a mask of ones" in f["methods"]), None
+    )
+    return {
+        "forms": rows, "attention_about": contents[0], "attention_files": ATTENTION,
+        "ones": None if masked is None else _replayed(masked, "a mask of ones"),
+    }  # fmt: skip
+
+
+def _changes(graphs: Sequence[Any]) -> list[str]:
+    """What the backend changes at attention, and what it leaves and why."""
+    return [line for graph in graphs for line in (*graph["changed"], *graph["unchanged"])]
 
 
 def _by_part(loaded: Mapping[str, Model], part: str) -> Model:
