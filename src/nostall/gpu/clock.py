@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -112,13 +112,13 @@ def capture(run: Run, runs: int = RUNS_PER_GRAPH) -> torch.cuda.CUDAGraph:
     """Capture so many runs as a CUDA graph.
 
     Unlike ``torch.cuda.graph`` this frees no cached memory, and other threads may call CUDA
-    meanwhile (``thread_local`` capture mode).  Behind a capture that fails the allocator serves
-    other streams again.
+    meanwhile (``thread_local`` capture mode).  Behind a capture that fails the allocator and the
+    random generator work as before.
     """
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), _own_random_state(stream.device.index):
         run()  # compile and load outside the capture
         stream.synchronize()
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -134,6 +134,21 @@ def capture(run: Run, runs: int = RUNS_PER_GRAPH) -> torch.cuda.CUDAGraph:
         graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
     return graph
+
+
+@contextlib.contextmanager
+def _own_random_state(device: int) -> Iterator[None]:
+    """A copy of the generator's state, which replays draw from.
+
+    A state stays in capture mode behind a capture that fails, and then draws nothing outside.
+    """
+    generator = torch.cuda.default_generators[device]
+    state = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(state)
 
 
 class WallClock:

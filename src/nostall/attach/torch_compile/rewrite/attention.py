@@ -46,17 +46,19 @@ _VIEW_METHODS = frozenset(
 _FUNCTIONS = frozenset(
     (operator.add, operator.and_, operator.eq, operator.floordiv, operator.ge, operator.gt,
      operator.invert, operator.le, operator.lt, operator.mul, operator.ne, operator.neg,
-     operator.or_, operator.sub, torch.abs, torch.add, torch.arange, torch.bitwise_and,
-     torch.bitwise_not, torch.bitwise_or, torch.cumsum, torch.diff, torch.eq, torch.full,
-     torch.full_like, torch.ge, torch.gt, torch.le, torch.logical_and, torch.logical_not,
-     torch.logical_or, torch.lt, torch.ne, torch.ones, torch.ones_like, torch.sub, torch.tril,
-     torch.triu, torch.where, torch.zeros, torch.zeros_like)
+     operator.or_, operator.pow, operator.sub, operator.truediv, torch.abs, torch.add,
+     torch.arange, torch.bitwise_and, torch.bitwise_not, torch.bitwise_or, torch.cumsum,
+     torch.diff, torch.div, torch.eq, torch.full, torch.full_like, torch.ge, torch.gt, torch.le,
+     torch.logical_and, torch.logical_not, torch.logical_or, torch.lt, torch.ne, torch.ones,
+     torch.ones_like, torch.pow, torch.sub, torch.tril, torch.triu, torch.where, torch.zeros,
+     torch.zeros_like)
 )  # fmt: skip
 _METHODS = frozenset(
     ("__add__", "__and__", "__eq__", "__ge__", "__gt__", "__invert__", "__le__", "__lt__",
-     "__mul__", "__ne__", "__neg__", "__or__", "__sub__", "abs", "cumsum", "diff", "eq", "float",
-     "ge", "gt", "int", "le", "logical_and", "logical_not", "logical_or", "long", "lt",
-     "masked_fill", "ne", "new_full", "new_ones", "new_zeros", "tril", "triu")
+     "__mul__", "__ne__", "__neg__", "__or__", "__pow__", "__rpow__", "__sub__", "abs", "cumsum",
+     "diff", "div", "eq", "float", "ge", "gt", "int", "le", "logical_and", "logical_not",
+     "logical_or", "long", "lt", "masked_fill", "ne", "new_full", "new_ones", "new_zeros", "pow",
+     "tril", "triu")
 )  # fmt: skip
 """Operators without effects, whose results depend on their operands alone."""
 _NEVER_WRITE = frozenset(("torch", "torch._C._nn", "torch.nn.functional"))

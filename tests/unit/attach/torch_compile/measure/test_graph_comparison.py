@@ -192,6 +192,34 @@ def other_strides(x: Tensor) -> Tensor:
     return x.t().contiguous().t()
 
 
+def test_a_gradient_may_have_the_layout_of_its_leaf() -> None:
+    """Inductor's gradient of a transposed operand has another one, and neither is wrong."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, layout: Callable[[Tensor], Tensor]) -> Tensor:
+            ctx.layout = layout
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            return ctx.layout(gradient * 2), None
+
+    def version(layout: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor]]:
+        def run(x: Tensor) -> tuple[Tensor]:
+            record_call("kernel")
+            return (Scaled.apply(x, layout),)
+
+        return run
+
+    leaf = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    transposed, plain = version(other_strides), version(lambda x: x)
+    record, _ = compare(transposed, plain, leaf)
+    assert record.difference == 0.0
+    with pytest.raises(AccuracyError, match="strides"):
+        compare(plain, transposed, leaf)
+
+
 def other_nan(x: Tensor) -> Tensor:
     return torch.where(x == 0, torch.nan, x)
 

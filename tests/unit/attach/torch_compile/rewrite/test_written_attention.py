@@ -95,11 +95,21 @@ def positions_bias(q: Any, k: Any, v: Any) -> Any:
     return ((q @ k.mT) * 0.5 + -slopes[:, None, None] * distance).softmax(-1) @ v
 
 
+def alibi(q: Any, k: Any, v: Any) -> Any:
+    """A bias of distances that hides the future, computed from positions."""
+    slopes = 2.0 ** (-8.0 / HEADS * torch.arange(1, HEADS + 1))
+    at = torch.arange(LENGTH)
+    bias = -slopes[:, None, None] * (at[:, None] - at).abs()
+    bias = bias.masked_fill(torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), float("-inf"))
+    return torch.softmax(q @ k.mT / math.sqrt(WIDTH) + bias.to(q.dtype), -1) @ v
+
+
 JOINED: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "plain": (plain, {WRITTEN}),
     "converted by type": (
         lambda q, k, v: (q @ k.mT).softmax(-1).type(v.dtype) @ v, {WRITTEN}
     ),
+    "ALiBi": (alibi, {WRITTEN}),
     "as Hugging Face writes it": (hugging_face, {WRITTEN, CAUSAL}),
     "grouped, a window": (grouped, {WRITTEN}),
     "batch and heads merged": (merged, {WRITTEN}),
