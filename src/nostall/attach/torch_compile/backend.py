@@ -172,7 +172,12 @@ class _Graph:
         report.state, report.earlier = record.version, list(record.earlier)
         kept = frozenset(record.kept_in_inductor)
         selection = Selection(
-            record.version, kept, record.regions, record.products_only, record.whole_logits
+            record.version,
+            kept,
+            record.regions,
+            record.products_only,
+            record.whole_logits,
+            record.fewer_chunks,
         )
         ranks.publish(report.graph, selection, store)
         return selection

@@ -44,6 +44,9 @@ from nostall.attach.torch_compile.workers.worker import INDUCTOR_WORKERS
 from nostall.attach.warning import warn_once
 from nostall.gpu.clock import Clock
 
+LEAST_RATIO = 0.93
+"""A candidate whose losses make it slower than this is not tried with fewer chunks."""
+
 
 class WorkerDied(Exception):
     """A worker crashed or hung while it compiled this graph.
@@ -81,8 +84,9 @@ class CandidateBuilder:
         self.sources: tuple[Source, ...] = (self.regions, self.products)
         # Whether Inductor ran its passes; it does not if PyTorch's caches have the code.
         self.is_observed = False
-        # Graphs that candidates are compiled from, by whether losses keep their logits.
-        self._graphs: dict[bool, GraphModule] = {}
+        # Graphs that candidates are compiled from, by whether losses keep their logits, and by
+        # whether they have fewer chunks.
+        self._graphs: dict[tuple[bool, bool], GraphModule] = {}
 
     def dispatcher(
         self, module: GraphModule, copy: GraphModule, inputs: Sequence[Any], store: KernelStore
@@ -116,10 +120,10 @@ class CandidateBuilder:
         """What a selection's candidate is compiled from, which no compiler may modify."""
         if not (calls_attention(original) or has_losses(original)):
             return original
-        if selection.whole_logits not in self._graphs:
-            module = self.versions.rewritten(clone_graph(original), selection)
-            self._graphs[selection.whole_logits] = module
-        return self._graphs[selection.whole_logits]
+        key = selection.whole_logits, selection.fewer_chunks
+        if key not in self._graphs:
+            self._graphs[key] = self.versions.rewritten(clone_graph(original), selection)
+        return self._graphs[key]
 
     def _build(
         self, copy: GraphModule, args: Sequence[Any], selection: Selection | None
@@ -187,10 +191,21 @@ class CandidateBuilder:
         """The selection to try after a candidate that is not faster, and called ``kernels``."""
         tried = candidate.selection
         if self.report.loss:
-            tried = replace(tried, whole_logits=True)
+            if not tried.fewer_chunks and self._is_slightly_slower:
+                return replace(tried, fewer_chunks=True)
+            tried = replace(tried, whole_logits=True, fewer_chunks=False)
             if kernels or self.report.attention:
                 return tried
         return self.products.alone(tried, kernels)
+
+    @property
+    def _is_slightly_slower(self) -> bool:
+        """Whether the last candidate was slower by no more than fewer chunks may gain."""
+        compared = self.report.comparison
+        if compared is None or compared.verdict != "slower":
+            return False
+        ratios = [compared.ratio, compared.replayed.ratio if compared.replayed else compared.ratio]
+        return min(ratios) >= LEAST_RATIO
 
     def _observer(self) -> GraphObserver:
         """The observer of Inductor's graphs; it does not keep this object alive.

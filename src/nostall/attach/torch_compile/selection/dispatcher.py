@@ -328,6 +328,7 @@ class GraphDispatcher:
             regions=dict(selection.regions),
             products_only=selection.products_only,
             whole_logits=selection.whole_logits,
+            fewer_chunks=selection.fewer_chunks,
             comparison=comparison,
             earlier=tuple(self.report.earlier),
             about=self._context.about,

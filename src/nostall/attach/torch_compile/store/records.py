@@ -343,6 +343,8 @@ class SelectionRecord(Record, frozen=True, kw_only=True):
     earlier: tuple[EarlierComparison, ...] = ()
     # Whether losses keep their logits.
     whole_logits: bool = False
+    # Whether losses without logits have fewer chunks.
+    fewer_chunks: bool = False
 
 
 class KernelComparisonRecord(Record, frozen=True, kw_only=True):
