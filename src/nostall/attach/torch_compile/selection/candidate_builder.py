@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph
 from nostall.attach.torch_compile.measure.graph_comparison import GraphClocks
 from nostall.attach.torch_compile.measure.kernel_accuracy import Region
+from nostall.attach.torch_compile.report import GraphReport
 from nostall.attach.torch_compile.rewrite.attention import calls_attention
 from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult
@@ -46,6 +47,15 @@ from nostall.gpu.clock import Clock
 
 LEAST_RATIO = 0.93
 """A candidate whose losses make it slower than this is not tried with fewer chunks."""
+
+
+def is_slightly_slower(report: GraphReport) -> bool:
+    """Whether the last candidate was slower by no more than fewer chunks may gain."""
+    compared = report.comparison
+    if compared is None or compared.verdict != "slower":
+        return False
+    ratios = [compared.ratio, compared.replayed.ratio if compared.replayed else compared.ratio]
+    return min(ratios) >= LEAST_RATIO
 
 
 class WorkerDied(Exception):
@@ -191,21 +201,12 @@ class CandidateBuilder:
         """The selection to try after a candidate that is not faster, and called ``kernels``."""
         tried = candidate.selection
         if self.report.loss:
-            if not tried.fewer_chunks and self._is_slightly_slower:
+            if not tried.fewer_chunks and is_slightly_slower(self.report):
                 return replace(tried, fewer_chunks=True)
             tried = replace(tried, whole_logits=True, fewer_chunks=False)
             if kernels or self.report.attention:
                 return tried
         return self.products.alone(tried, kernels)
-
-    @property
-    def _is_slightly_slower(self) -> bool:
-        """Whether the last candidate was slower by no more than fewer chunks may gain."""
-        compared = self.report.comparison
-        if compared is None or compared.verdict != "slower":
-            return False
-        ratios = [compared.ratio, compared.replayed.ratio if compared.replayed else compared.ratio]
-        return min(ratios) >= LEAST_RATIO
 
     def _observer(self) -> GraphObserver:
         """The observer of Inductor's graphs; it does not keep this object alive.
