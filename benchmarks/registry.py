@@ -211,10 +211,12 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "What do kernels of matrix products with their elementwise readers gain over cuBLAS?",
          "product_kernels.json.gz", "fusion-unseen.md"),
     _row("torch_compile.losses", "GPU", "What do losses without logits in memory cost and save?",
-         "losses.json losses_mean.json losses_others.json", "torch-compile.md"),
+         "losses_large.json losses_medium.json losses_others.json losses_peers.json",
+         "torch-compile.md"),
     _row("torch_compile.attention_forms", "GPU",
          "Does attention written as products and a softmax gain from one call?",
-         "attention_forms_1.json attention_forms_2.json", "torch-compile.md"),
+         "attention_forms_1.json attention_forms_2.json attention_forms_3.json "
+         "attention_forms_4.json", "torch-compile.md"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans

@@ -26,8 +26,12 @@ PAGE = PAGES / "torch-compile.md"
 IN_ONE, IN_ROUNDS = "autotuned", "graphs"
 """Parts in other modes: in one process, and in several."""
 NONE = "not measured"
-LOSSES = tuple(results("torch_compile") / f"losses_{name}.json" for name in ("mean", "others"))
-ATTENTION = tuple(results("torch_compile") / f"attention_forms_{n}.json" for n in (1, 2))
+LOSSES = {
+    "losses_large": (), "losses_medium": (), "losses_others": (),
+    "losses_peers": ("eager", "Liger"),
+}  # fmt: skip
+"""Files of losses, and the methods that are shown of each; all if empty."""
+ATTENTION = tuple(results("torch_compile") / f"attention_forms_{n}.json" for n in (1, 2, 3, 4))
 LOSS_METHODS = {
     "8 chunks": "8 chunks", "4 chunks": "4 chunks", "nostall": "chosen", "Liger": "Liger",
     "eager": "eager",
@@ -66,13 +70,14 @@ def models_page(loaded: Mapping[str, Model]) -> str:
 def _losses() -> dict[str, Any]:
     """Losses without logits: each method of each case beside torch.compile."""
     rows = []
-    contents = [load(path) for path in LOSSES]
-    for content in contents:
+    paths = {name: results("torch_compile") / f"{name}.json" for name in LOSSES}
+    contents = {name: load(path) for name, path in paths.items()}
+    for file, content in contents.items():
         for name, found in content["cases"].items():
             loop = found["loop"]
             base = loop["samples_s"][loop["base"]]
             for method, about in found["methods"].items():
-                if method not in LOSS_METHODS:
+                if method not in (LOSSES[file] or LOSS_METHODS):
                     continue
                 samples = loop["samples_s"][method]
                 beside = Comparison.from_samples(
@@ -87,8 +92,10 @@ def _losses() -> dict[str, Any]:
                     "base_error": found["methods"][loop["base"]]["errors"]["weight"],
                 })  # fmt: skip
     return {
-        "losses": rows, "loss_about": contents[0], "loss_files": LOSSES,
-        "loss_choices": "; ".join(_loss_choices(contents)),
+        "losses": rows, "loss_about": contents["losses_large"], "loss_files": [*paths.values()],
+        "loss_choices": "; ".join(
+            _loss_choices([contents[name] for name, methods in LOSSES.items() if not methods])
+        ),
     }  # fmt: skip
 
 
