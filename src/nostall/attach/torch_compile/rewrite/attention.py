@@ -368,9 +368,12 @@ def _join_written(graph: Graph, done: Counter[str], stays: Counter[str]) -> None
             stays[f"its products and its softmax stay: {found}"] += 1
             continue
         try:
-            mask = found.added or found.condition
-            value = None if mask is None else masks.value(mask)
-            rows_are_seen = value is not None and sees_all_rows(found, value)
+            given = [mask for mask in (found.added, found.condition) if mask is not None]
+            values = [None if x is None else masks.value(x) for x in (found.added, found.condition)]
+            known = bool(given) and len(given) == sum(value is not None for value in values)
+            rows_are_seen = known and sees_all_rows(found, *values)
+            if len(given) == 2 and not rows_are_seen:
+                raise Refused("it has two masks")
             if found.added is not None and not (rows_are_seen or is_bias(found.added)):
                 raise Refused("its mask may hide whole rows")
             _check_unchanged(graph, found)
