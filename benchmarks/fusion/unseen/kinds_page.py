@@ -37,17 +37,45 @@ def kinds_section(path: Path) -> str:
         "projects": ", ".join(PROJECTS[kind].project for kind in kinds),
         "figures": figures(chains),
         "rows": [row(chain) for chain in chains],
+        "null": _null(chains),
+        "refused": [
+            f"{c['case']} ({_number(ratio(c, 'replayed', FORCED))} if it ran)"
+            for c in chains
+            if any("more peak memory" in g["reason"] for g in _graphs(c))
+        ],
+        "wrong": [
+            f"{c['case']} ({name}, {max(found['errors']):.1e})"
+            for c in chains
+            for name, found in c["methods"].items()
+            if found.get("wrong")
+        ],
         "undecided": [c["case"] for c in chains if not c["methods"].get(CHOSEN, {}).get("chosen")],
     }
     return render(__file__, values)
 
 
+def _graphs(chain: Row) -> Sequence[Row]:
+    """Reports of the graphs of the choice."""
+    found: Sequence[Row] = chain["methods"].get(CHOSEN, {}).get("graphs", ())
+    return found
+
+
+def _null(chains: Sequence[Row]) -> str:
+    """The median ends of the intervals of torch.compile beside itself, by clock."""
+    parts = []
+    for clock, name in CLOCKS.items():
+        rows = [c[clock]["compared"][CHOSEN] for c in chains if clock in c]
+        low, high = (median(row[f"null_{end}"] for row in rows) for end in ("low", "high"))
+        parts.append(f"{low:.3f} to {high:.3f} in {name}")
+    return " and ".join(parts)
+
+
 def ratio(chain: Row, clock: str, method: str, base: str = BASE) -> float | None:
-    """Median time of the base over that of a method; None if one is missing or wrong."""
+    """Median ratio of the base to a method in each round; None if one is missing or wrong."""
     samples = chain.get(clock, {}).get("samples_s", {})
     if chain["methods"].get(method, {}).get("wrong") or not {method, base} <= samples.keys():
         return None
-    return median(samples[base]) / median(samples[method])
+    return median(a / b for a, b in zip(samples[base], samples[method], strict=True))
 
 
 def over_best(chain: Row, clock: str, method: str) -> float | None:
@@ -58,8 +86,7 @@ def over_best(chain: Row, clock: str, method: str) -> float | None:
 
 def is_chosen(chain: Row) -> bool:
     """Whether the backend runs its own version of a graph of the chain."""
-    graphs = chain["methods"].get(CHOSEN, {}).get("graphs", ())
-    return any(graph["state"] == "stitched" for graph in graphs)
+    return any(graph["state"] == "stitched" for graph in _graphs(chain))
 
 
 def is_faster(chain: Row, clock: str) -> bool:
@@ -77,12 +104,9 @@ def figures(chains: Sequence[Row]) -> list[list[str]]:
         _mean("the stitched version, whatever the times", chains,
               lambda c, k: ratio(c, k, FORCED), None),
     ]  # fmt: skip
-    lowest = {clock: _lowest(chains, clock) for clock in CLOCKS}
-    rows.append([
-        f"lowest as deployed, at least {LEAST}",
-        *(f"{value:.3f} ({name})" for value, name in lowest.values()),
-        _met(value >= LEAST for value, _ in lowest.values()),
-    ])  # fmt: skip
+    rows.append(_lowest(f"lowest as deployed, at least {LEAST}", chains))
+    chosen = [chain for chain in chains if is_chosen(chain)]
+    rows.append(_lowest(f"lowest where its own version runs, at least {LEAST}", chosen))
     rows.append(_share(f"chosen and faster, at least {FASTER_SHARE:.0%}", chains,
                        is_faster, FASTER_SHARE))  # fmt: skip
     rows.append(_share(f"stitched version at {FORCED_LEAST} or more, at least {FORCED_SHARE:.0%}",
@@ -122,9 +146,13 @@ def _share(
     return [title, *cells, _met(count >= target * len(chains) for count in counts)]
 
 
-def _lowest(chains: Sequence[Row], clock: str) -> tuple[float, str]:
-    found = [(x, c["case"]) for c in chains if (x := ratio(c, clock, CHOSEN))]
-    return min(found, default=(0.0, "none"))
+def _lowest(title: str, chains: Sequence[Row]) -> list[str]:
+    found = [
+        min(((x, c["case"]) for c in chains if (x := ratio(c, clock, CHOSEN))), default=(0.0, "–"))
+        for clock in CLOCKS
+    ]
+    cells = [f"{value:.3f} ({name})" for value, name in found]
+    return [title, *cells, _met(value >= LEAST for value, _ in found)]
 
 
 def _met(holds: Any) -> str:

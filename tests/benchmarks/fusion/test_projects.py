@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from benchmarks.fusion.chains.projects import PROJECTS, kinds_of, project_chains  # noqa: E402
 from benchmarks.fusion.unseen import kinds  # noqa: E402
 from benchmarks.fusion.unseen.deployed import Case, Settings, measure  # noqa: E402
+from benchmarks.fusion.unseen.kinds_page import figures  # noqa: E402
 from benchmarks.harness.result_file import load  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
@@ -87,3 +88,34 @@ def test_a_case_has_errors_and_times_of_each_method(monkeypatch: pytest.MonkeyPa
     for found in record["methods"].values():
         assert len(found["errors"]) == 3 and max(found["errors"]) < 1e-4 and not found["wrong"]
     assert {*record["looped"]["compared"]} == {"compile twice"}
+
+
+def measured(ratio: float, state: str, autotuned: float = 1.0, wrong: bool = False) -> Any:
+    """A chain whose choice is so many times as fast as the default mode, by both clocks."""
+    times = {"compile": 1.0, "nostall": 1 / ratio, "stitched": 1 / ratio, "max-autotune": autotuned}
+    verdict = "faster" if ratio > 1 else "same"
+    found = {"ratio": ratio, "low": ratio, "high": ratio, "verdict": verdict}
+    clock = {
+        "samples_s": {name: [time] * 3 for name, time in times.items()},
+        "compared": {"nostall": found},
+    }
+    methods = {name: {"wrong": wrong and name == "nostall"} for name in times}
+    methods["nostall"]["graphs"] = [{"state": state}]  # type: ignore[assignment]
+    return {"case": f"chain {ratio}", "methods": methods, "looped": clock, "replayed": clock}
+
+
+def test_figures_are_means_lowest_values_and_shares() -> None:
+    rows = figures([measured(1.5, "stitched", 0.9), measured(0.96, "inductor")])
+    cells = {title.partition(",")[0]: rest for title, *rest in rows}
+    assert cells["as deployed over the default mode"][0] == "1.200 (0.96 to 1.50, 2 chains)"
+    best = cells["as deployed over the better of default and max-autotune"]
+    assert best[0] == "1.138 (0.96 to 1.35, 2 chains)"
+    assert cells["lowest as deployed"] == ["0.960 (chain 0.96)"] * 2 + ["no"]
+    assert cells["chosen and faster"] == ["1 of 2"] * 2 + ["no"]
+    assert cells["stitched version at 0.9 or more"] == ["2 of 2"] * 2 + ["yes"]
+
+
+def test_a_wrong_version_has_no_ratio() -> None:
+    rows = figures([measured(1.5, "stitched"), measured(9.0, "stitched", wrong=True)])
+    assert rows[0][1].endswith("1 chains)")
+    assert rows[-1][1:] == ["1", "", "no"]
