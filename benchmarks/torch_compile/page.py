@@ -31,7 +31,8 @@ LOSSES = {
     "losses_peers": ("eager", "Liger"),
 }  # fmt: skip
 """Files of losses, and the methods that are shown of each; all if empty."""
-ATTENTION = tuple(results("torch_compile") / f"attention_forms_{n}.json" for n in (1, 2, 3, 4))
+ATTENTION = tuple(results("torch_compile") / f"attention_forms_{n}.json" for n in range(1, 6))
+"""Files of attention forms, oldest first: of a form that several have, the last one is shown."""
 LOSS_METHODS = {
     "8 chunks": "8 chunks", "4 chunks": "4 chunks", "nostall": "chosen", "Liger": "Liger",
     "eager": "eager",
@@ -84,7 +85,7 @@ def _losses() -> dict[str, Any]:
                     base, samples, loop["null_s"], kind="measured", resamples=500
                 )
                 rows.append({
-                    "case": name, **found["case"], "method": LOSS_METHODS[method],
+                    "case": name, **found["case"], "method": _loss_method(method, about),
                     "ratio": beside, "graphs": _replayed(found, method),
                     "peak": about["peak_bytes"],
                     "base_peak": found["methods"][loop["base"]]["peak_bytes"],
@@ -97,6 +98,13 @@ def _losses() -> dict[str, Any]:
             _loss_choices([contents[name] for name, methods in LOSSES.items() if not methods])
         ),
     }  # fmt: skip
+
+
+def _loss_method(method: str, about: Mapping[str, Any]) -> str:
+    """What a row is of; a choice that was not made in time is no choice."""
+    lines = about.get("explanation", [""])
+    is_late = method == "nostall" and ": compiling" in lines[0]
+    return "not chosen in time" if is_late else LOSS_METHODS[method]
 
 
 def _replayed(found: Mapping[str, Any], method: str) -> str:
@@ -119,32 +127,30 @@ def _loss_choices(contents: Sequence[Any]) -> list[str]:
 
 def _attention() -> dict[str, Any]:
     """Forms of attention that programs write: ratios of the choice by both clocks, errors."""
-    rows = []
     contents = [load(path) for path in ATTENTION]
-    for content in contents:
-        for name, found in content["forms"].items():
-            both = [found["methods"].get(each, {}) for each in ("compile", "nostall")]
-            graphs = both[1].get("graphs", [])
-            errors = [each.get("errors") for each in both]
-            rows.append([
-                name,
-                _replayed(found, "nostall"),
-                _replayed({"replayed": found.get("looped", {})}, "nostall"),
-                " / ".join(f"{max(each):.1e}" if each else "–" for each in errors),
-                " / ".join(
-                    f"{1e-9 * each['peak_bytes']:.2f}" if "peak_bytes" in each else "–"
-                    for each in both
-                ),
-                "; ".join(f"{graph['state']}: {graph['reason']}" for graph in graphs),
-                "; ".join(_changes(graphs)) or "nothing",
-            ])  # fmt: skip
-    masked = next(
-        (f for c in contents for f in c["forms"].values() if "a mask of ones" in f["methods"]), None
-    )
+    forms = {name: found for content in contents for name, found in content["forms"].items()}
+    rows = [_form(name, found) for name, found in forms.items()]
+    masked = next((f for f in forms.values() if "a mask of ones" in f["methods"]), None)
     return {
         "forms": rows, "attention_about": contents[0], "attention_files": ATTENTION,
         "ones": None if masked is None else _replayed(masked, "a mask of ones"),
     }  # fmt: skip
+
+
+def _form(name: str, found: Mapping[str, Any]) -> list[str]:
+    """The cells of one form."""
+    both = [found["methods"].get(each, {}) for each in ("compile", "nostall")]
+    graphs = both[1].get("graphs", [])
+    peaks = (each.get("peak_bytes") for each in both)
+    return [
+        name,
+        _replayed(found, "nostall"),
+        _replayed({"replayed": found.get("looped", {})}, "nostall"),
+        " / ".join(f"{max(each['errors']):.1e}" if each.get("errors") else "–" for each in both),
+        " / ".join("–" if peak is None else f"{1e-9 * peak:.2f}" for peak in peaks),
+        "; ".join(f"{graph['state']}: {graph['reason'].partition(': ')[0]}" for graph in graphs),
+        "; ".join(_changes(graphs)) or "nothing",
+    ]
 
 
 def _changes(graphs: Sequence[Any]) -> list[str]:

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from benchmarks.fusion.chains.projects import PROJECTS, kinds_of, project_chains  # noqa: E402
 from benchmarks.fusion.unseen import kinds  # noqa: E402
-from benchmarks.fusion.unseen.deployed import Case, Settings, measure  # noqa: E402
+from benchmarks.fusion.unseen.deployed import Case, Settings, _error, measure  # noqa: E402
 from benchmarks.fusion.unseen.kinds_page import figures  # noqa: E402
 from benchmarks.harness.result_file import load  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
@@ -119,3 +119,21 @@ def test_a_wrong_version_has_no_ratio() -> None:
     rows = figures([measured(1.5, "stitched"), measured(9.0, "stitched", wrong=True)])
     assert rows[0][1].endswith("1 chains)")
     assert rows[-1][1:] == ["1", "", "no"]
+
+
+def test_guidance_in_eager_pytorch_is_further_off_than_its_sample_rounded_to_bf16() -> None:
+    """What the fused kernel of this kind rounds, and torch.compile's kernels do not."""
+    kind = PROJECTS["guidance with rescaled deviation"]
+    chain = kinds.Chain("c", kind.function, tuple(kind.inputs(8, 4, 32)))  # type: ignore[arg-type]
+    inputs = kinds._inputs(kind, chain, "cpu")
+    wanted = kind.function(*(x.double() for x in inputs))
+    assert isinstance(wanted, torch.Tensor)
+    cond, uncond, x, sigma = (x.double() for x in inputs)
+    guided = (uncond + 7.5 * (cond - uncond)).bfloat16().double()
+    dims = (1, 2, 3)
+    scale = cond.std(dims, keepdim=True) / guided.std(dims, keepdim=True)
+    noise = (x - (0.7 * scale + 0.3) * guided) / (sigma.abs()[:, None, None, None] + 0.1)
+    rounded = _error(x - 0.1 * noise, wanted)
+    in_fp32 = _error(kind.function(*(x.float() for x in inputs)), wanted)  # type: ignore[arg-type]
+    eager = _error(kind.function(*inputs), wanted)  # type: ignore[arg-type]
+    assert in_fp32 < 1e-6 < rounded < eager
