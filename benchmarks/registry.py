@@ -161,6 +161,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "coverage.json", "fusion-coverage.md"),
     _row("fusion.host_cost", "CPU", "What does a call of a fused kernel cost on the host?",
          "host_cost.json host_cost_h200.json", "fusion.md"),
+    _row("fusion.unseen_kinds", "GPU",
+         "Do kinds of chains gain that nothing was developed with, as deployed?",
+         "unseen_kinds.json.gz", "fusion-unseen.md", "fusion.unseen.kinds"),
     _row("fusion.chains", "GPU", "How fast are fused chains beside torch.compile?",
          "chains", "fusion-chains.md", "fusion.chains.chains"),
     _row("fusion.copy_bandwidth", "GPU", "How long does a copy of a chain's bytes take?",
@@ -213,7 +216,12 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "What do kernels of matrix products with their elementwise readers gain over cuBLAS?",
          "product_kernels.json.gz", "fusion-unseen.md"),
     _row("torch_compile.losses", "GPU", "What do losses without logits in memory cost and save?",
-         "losses.json losses_backend.json", "torch-compile.md"),
+         "losses_large.json losses_medium.json losses_others.json losses_peers.json",
+         "torch-compile.md"),
+    _row("torch_compile.attention_forms", "GPU",
+         "Does attention written as products and a softmax gain from one call?",
+         "attention_forms_1.json attention_forms_2.json attention_forms_3.json "
+         "attention_forms_4.json attention_forms_5.json", "torch-compile.md"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans

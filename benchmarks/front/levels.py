@@ -10,6 +10,8 @@ from typing import Any
 
 from benchmarks.front.headline import HEAD, Headline, below, day
 from benchmarks.front.picture import picture_text
+from benchmarks.fusion.unseen import kinds_page
+from benchmarks.fusion.unseen.deployed import CHOSEN
 from benchmarks.fusion.unseen.page import MEASURED, deployed
 from benchmarks.fusion.unseen.page import ratio as chain_ratio
 from benchmarks.fusion.unseen.whole_models import looped_mean_of_fused_attention
@@ -35,8 +37,9 @@ SMALL_M = 64
 def headlines() -> tuple[Headline, ...]:
     """All headlines, in the order of README's table and picture."""
     return (
-        *whole_programs(), unseen_chains(), user_models(), developed_models(), searched_ptx(),
-        native_schedules(), linear_layers(), *attention(), shared_prompts(), engine(), shardings(),
+        *whole_programs(), unseen_chains(), unseen_kinds(), user_models(), developed_models(),
+        searched_ptx(), native_schedules(), linear_layers(), *attention(), shared_prompts(),
+        engine(), shardings(),
     )  # fmt: skip
 
 
@@ -85,6 +88,23 @@ def unseen_chains() -> Headline:
         _gpus(chains), day(content),
         f"{kept} keep torch.compile's kernels; unchecked, {slower} lose, {min(raw):.2f} at worst",
         "fusion-unseen.md", (file,), ("fusion",), label="fused chains / torch.compile",
+    )  # fmt: skip
+
+
+def unseen_kinds() -> Headline:
+    """Held-out kinds of other projects on the GPU alone, beside the better of two modes."""
+    (file,) = below("fusion", "unseen_kinds.json.gz")
+    content = load(file)
+    chains = list(content["chains"].values())
+    ratios = [x for c in chains if (x := kinds_page.over_best(c, "replayed", CHOSEN))]
+    default = [x for c in chains if (x := kinds_page.ratio(c, "replayed", CHOSEN))]
+    kept = sum(not kinds_page.is_chosen(chain) for chain in chains)
+    return Headline(
+        "held-out kinds", "the better of torch.compile's default and max-autotune",
+        tuple(ratios), "chains", content["gpu"].removeprefix("NVIDIA "), day(content),
+        f"{kept} keep torch.compile's kernels; over the default mode {geometric_mean(default):.2f}",
+        "fusion-unseen.md", (file,), ("fusion", "attach/torch_compile"),
+        label="held-out kinds / torch.compile's best",
     )  # fmt: skip
 
 

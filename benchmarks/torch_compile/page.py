@@ -26,9 +26,15 @@ PAGE = PAGES / "torch-compile.md"
 IN_ONE, IN_ROUNDS = "autotuned", "graphs"
 """Parts in other modes: in one process, and in several."""
 NONE = "not measured"
-LOSSES = tuple(results("torch_compile") / f"losses{name}.json" for name in ("", "_backend"))
+LOSSES = {
+    "losses_large": (), "losses_medium": (), "losses_others": (),
+    "losses_peers": ("eager", "Liger"),
+}  # fmt: skip
+"""Files of losses, and the methods that are shown of each; all if empty."""
+ATTENTION = tuple(results("torch_compile") / f"attention_forms_{n}.json" for n in range(1, 6))
+"""Files of attention forms, oldest first: of a form that several have, the last one is shown."""
 LOSS_METHODS = {
-    "8 chunks": "8 chunks", "4 chunks": "4 chunks", "nostall, chunked": "option chunked",
+    "8 chunks": "8 chunks", "4 chunks": "4 chunks", "nostall": "chosen", "Liger": "Liger",
     "eager": "eager",
 }  # fmt: skip
 """Methods of the losses that the page shows, in words."""
@@ -57,6 +63,7 @@ def models_page(loaded: Mapping[str, Model]) -> str:
         **_rows("rounds", _by_part(loaded, IN_ROUNDS), _rounds),
         "others": _others(),
         **_losses(),
+        **_attention(),
     }
     return render_page(__file__, PAGE, values)
 
@@ -64,26 +71,91 @@ def models_page(loaded: Mapping[str, Model]) -> str:
 def _losses() -> dict[str, Any]:
     """Losses without logits: each method of each case beside torch.compile."""
     rows = []
-    contents = [load(path) for path in LOSSES]
-    for content in contents:
+    paths = {name: results("torch_compile") / f"{name}.json" for name in LOSSES}
+    contents = {name: load(path) for name, path in paths.items()}
+    for file, content in contents.items():
         for name, found in content["cases"].items():
             loop = found["loop"]
             base = loop["samples_s"][loop["base"]]
             for method, about in found["methods"].items():
-                if method not in LOSS_METHODS:
+                if method not in (LOSSES[file] or LOSS_METHODS):
                     continue
                 samples = loop["samples_s"][method]
                 beside = Comparison.from_samples(
                     base, samples, loop["null_s"], kind="measured", resamples=500
                 )
                 rows.append({
-                    "case": name, **found["case"], "method": LOSS_METHODS[method],
-                    "ratio": beside, "peak": about["peak_bytes"],
+                    "case": name, **found["case"], "method": _loss_method(method, about),
+                    "ratio": beside, "graphs": _replayed(found, method),
+                    "peak": about["peak_bytes"],
                     "base_peak": found["methods"][loop["base"]]["peak_bytes"],
                     "share": about["share_of_logits"], "error": about["errors"]["weight"],
                     "base_error": found["methods"][loop["base"]]["errors"]["weight"],
                 })  # fmt: skip
-    return {"losses": rows, "loss_about": contents[0], "loss_files": LOSSES}
+    return {
+        "losses": rows, "loss_about": contents["losses_large"], "loss_files": [*paths.values()],
+        "loss_choices": "; ".join(
+            _loss_choices([contents[name] for name, methods in LOSSES.items() if not methods])
+        ),
+    }  # fmt: skip
+
+
+def _loss_method(method: str, about: Mapping[str, Any]) -> str:
+    """What a row is of; a choice that was not made in time is no choice."""
+    lines = about.get("explanation", [""])
+    is_late = method == "nostall" and ": compiling" in lines[0]
+    return "not chosen in time" if is_late else LOSS_METHODS[method]
+
+
+def _replayed(found: Mapping[str, Any], method: str) -> str:
+    """The ratio of a method by CUDA graphs, with its interval."""
+    beside = found.get("replayed", {}).get("compared", {}).get(method)
+    if beside is None:
+        return NONE
+    return f"{beside['ratio']:.3f} ({beside['low']:.3f} to {beside['high']:.3f})"
+
+
+def _loss_choices(contents: Sequence[Any]) -> list[str]:
+    """What the backend runs for each loss, as its report says."""
+    return [
+        f"{name}: {found['methods']['nostall']['explanation'][0].partition(': ')[2]}"
+        for content in contents
+        for name, found in content["cases"].items()
+        if "nostall" in found["methods"]
+    ]
+
+
+def _attention() -> dict[str, Any]:
+    """Forms of attention that programs write: ratios of the choice by both clocks, errors."""
+    contents = [load(path) for path in ATTENTION]
+    forms = {name: found for content in contents for name, found in content["forms"].items()}
+    rows = [_form(name, found) for name, found in forms.items()]
+    masked = next((f for f in forms.values() if "a mask of ones" in f["methods"]), None)
+    return {
+        "forms": rows, "attention_about": contents[0], "attention_files": ATTENTION,
+        "ones": None if masked is None else _replayed(masked, "a mask of ones"),
+    }  # fmt: skip
+
+
+def _form(name: str, found: Mapping[str, Any]) -> list[str]:
+    """The cells of one form."""
+    both = [found["methods"].get(each, {}) for each in ("compile", "nostall")]
+    graphs = both[1].get("graphs", [])
+    peaks = (each.get("peak_bytes") for each in both)
+    return [
+        name,
+        _replayed(found, "nostall"),
+        _replayed({"replayed": found.get("looped", {})}, "nostall"),
+        " / ".join(f"{max(each['errors']):.1e}" if each.get("errors") else "–" for each in both),
+        " / ".join("–" if peak is None else f"{1e-9 * peak:.2f}" for peak in peaks),
+        "; ".join(f"{graph['state']}: {graph['reason'].partition(': ')[0]}" for graph in graphs),
+        "; ".join(_changes(graphs)) or "nothing",
+    ]
+
+
+def _changes(graphs: Sequence[Any]) -> list[str]:
+    """What the backend changes at attention, and what it leaves and why."""
+    return [line for graph in graphs for line in (*graph["changed"], *graph["unchanged"])]
 
 
 def _by_part(loaded: Mapping[str, Model], part: str) -> Model:

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.fusion.chains.generated import KINDS
 from benchmarks.fusion.unseen import whole_models
+from benchmarks.fusion.unseen.kinds_page import kinds_section
 from benchmarks.fusion.unseen.measure import AUTOTUNED, EARLIER, INDUCTOR
 from benchmarks.harness.markdown import PAGES, link, wrapped
 from benchmarks.harness.result_file import load, results
@@ -45,6 +46,7 @@ def text() -> str:
         "sets": "\n\n".join(chain_section(*one) for one in _SETS),
         "named": named_section(_file("unseen_named"), FOLDER / "plans_80153b1a.json"),
         "autotuned": "\n\n".join(autotuned_section(_file("unseen_autotuned"))),
+        "kinds": kinds_section(_file("unseen_kinds")),
         "models": "\n\n".join(whole_models.models_section(MODELS)),
         "optimizer": whole_models.optimizer_section(FOLDER / "optimizer_steps.json"),
         "list_plans": whole_models.plans_section(FOLDER / "list_plans.json"),

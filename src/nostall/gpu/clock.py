@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -83,30 +84,71 @@ class ReplayClock:
     kind: Kind = "measured"
 
     def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
-        replays = [capture(run).replay for run in runs]
+        return self._replayed(graph, runs, seconds, RUNS_PER_GRAPH)
+
+    def _replayed(self, graph: str, runs: Sequence[Run], seconds: float, count: int) -> Samples:
+        replays = [capture(run, count).replay for run in runs]
         samples = EventClock(MIN_SAMPLE_SECONDS).samples(graph, replays, seconds)
-        return [[sample / RUNS_PER_GRAPH for sample in row] for row in samples]
+        return [[sample / count for sample in row] for row in samples]
+
+
+class StepReplayClock(ReplayClock):
+    """The same for whole steps, which may allocate memory; a graph of a long one has one run.
+
+    Raises whatever PyTorch raises for steps that cannot be captured, such as those that wait.
+    """
+
+    def samples(self, graph: str, runs: Sequence[Run], seconds: float) -> Samples:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        runs[0]()
+        end.record()
+        end.synchronize()
+        is_long = 1e-3 * float(start.elapsed_time(end)) > MIN_SAMPLE_SECONDS
+        return self._replayed(graph, runs, seconds, 1 if is_long else RUNS_PER_GRAPH)
 
 
 def capture(run: Run, runs: int = RUNS_PER_GRAPH) -> torch.cuda.CUDAGraph:
     """Capture so many runs as a CUDA graph.
 
     Unlike ``torch.cuda.graph`` this frees no cached memory, and other threads may call CUDA
-    meanwhile (``thread_local`` capture mode).
+    meanwhile (``thread_local`` capture mode).  Behind a capture that fails the allocator and the
+    random generator work as before.
     """
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    pool = torch.cuda.graph_pool_handle()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), _own_random_state(stream.device.index):
         run()  # compile and load outside the capture
         stream.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             for _ in range(runs):
                 run()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            with contextlib.suppress(RuntimeError, AttributeError):  # if the capture has not ended
+                torch._C._cuda_endAllocateToPool(stream.device.index, pool)
+            raise
+        graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
     return graph
+
+
+@contextlib.contextmanager
+def _own_random_state(device: int) -> Iterator[None]:
+    """A copy of the generator's state, which replays draw from.
+
+    A state stays in capture mode behind a capture that fails, and then draws nothing outside.
+    """
+    generator = torch.cuda.default_generators[device]
+    state = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(state)
 
 
 class WallClock:

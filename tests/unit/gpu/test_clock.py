@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("triton")
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from nostall.core.errors import BadRun
-from nostall.gpu import clock
-from nostall.gpu.clock import RecordedClock, WallClock
+from nostall.core.errors import BadRun  # noqa: E402
+from nostall.gpu import clock  # noqa: E402
+from nostall.gpu.clock import RecordedClock, StepReplayClock, WallClock  # noqa: E402
 
 
 def test_recorded_samples_are_returned_for_recorded_graphs_only() -> None:
@@ -105,3 +105,27 @@ def test_a_sample_takes_about_the_wanted_time() -> None:
     clock._sample_interleaved(timed, [int, int, int], 1e-9, clock.LOOP_SECONDS)
     assert set(repeats[:3]) == {1}
     assert set(repeats[3:]) == {10}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_replays_of_training_steps_are_timed_also_behind_a_failed_capture() -> None:
+    weight = torch.randn(256, 256, device="cuda", requires_grad=True)
+    x = torch.randn(256, 256, device="cuda")
+
+    def step() -> object:
+        dropped = torch.nn.functional.dropout(x @ weight, 0.1)
+        return torch.autograd.grad(dropped.square().mean(), weight)
+
+    def waits() -> object:
+        return step(), float(weight.detach().sum())
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            StepReplayClock().samples("g", [waits] * 3, 0.05)
+        rows = StepReplayClock().samples("g", [step] * 3, 0.05)
+        assert len(rows) == 3 and all(0 < each < 1e-2 for row in rows for each in row)
+    before = torch.cuda.memory_allocated()
+    assert torch.isfinite(step()[0]).all()  # type: ignore[index]
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() == before

@@ -29,7 +29,8 @@ class Backend:
     """A backend of ``torch.compile``, with a report for each graph that it has compiled."""
 
     def __init__(self, clock: Clock | None = None, kernel_clock: Clock | None = None) -> None:
-        """``clock`` times whole graphs: by default CUDA events, or wall time on a CPU.
+        """``clock`` times whole graphs: by default CUDA events and replayed CUDA graphs, or wall
+        time on a CPU.
 
         ``kernel_clock`` times plans and kernels: by default replayed CUDA graphs; on a CPU there is
         none, which disables tuning and comparisons of kernels.
@@ -136,14 +137,17 @@ class _Graph:
         return candidate.run
 
     def _candidate_builder(self) -> CandidateBuilder:
+        from nostall.attach.torch_compile.measure.graph_comparison import GraphClocks
         from nostall.attach.torch_compile.selection.candidate_builder import CandidateBuilder
-        from nostall.gpu.clock import EventClock, ReplayClock, WallClock
+        from nostall.gpu.clock import EventClock, ReplayClock, StepReplayClock, WallClock
 
         on_gpu = input_device(self.inputs).type == "cuda"
         clock = self.clock or (EventClock() if on_gpu else WallClock())
+        replays = StepReplayClock() if on_gpu and self.clock is None else None
+        clocks = GraphClocks(clock, self.options.seconds, replays)
         kernel_clock = self.kernel_clock or (ReplayClock() if on_gpu else None)
         dynamic_inputs = DynamicInputs(self.inputs) if self.versions.is_dynamic else None
-        return CandidateBuilder(self.versions, self.patches, clock, kernel_clock, dynamic_inputs)
+        return CandidateBuilder(self.versions, self.patches, clocks, kernel_clock, dynamic_inputs)
 
     def _known_selection(self, store: KernelStore, ranks: RankSync) -> Selection | None:
         """The selection by options, of an earlier run, or of rank 0; None if there is none."""
@@ -168,7 +172,12 @@ class _Graph:
         report.state, report.earlier = record.version, list(record.earlier)
         kept = frozenset(record.kept_in_inductor)
         selection = Selection(
-            record.version, kept, record.regions, record.products_only, record.whole_logits
+            record.version,
+            kept,
+            record.regions,
+            record.products_only,
+            record.whole_logits,
+            record.fewer_chunks,
         )
         ranks.publish(report.graph, selection, store)
         return selection

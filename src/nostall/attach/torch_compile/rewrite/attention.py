@@ -46,17 +46,19 @@ _VIEW_METHODS = frozenset(
 _FUNCTIONS = frozenset(
     (operator.add, operator.and_, operator.eq, operator.floordiv, operator.ge, operator.gt,
      operator.invert, operator.le, operator.lt, operator.mul, operator.ne, operator.neg,
-     operator.or_, operator.sub, torch.abs, torch.add, torch.arange, torch.bitwise_and,
-     torch.bitwise_not, torch.bitwise_or, torch.cumsum, torch.diff, torch.eq, torch.full,
-     torch.full_like, torch.ge, torch.gt, torch.le, torch.logical_and, torch.logical_not,
-     torch.logical_or, torch.lt, torch.ne, torch.ones, torch.ones_like, torch.sub, torch.tril,
-     torch.triu, torch.where, torch.zeros, torch.zeros_like)
+     operator.or_, operator.pow, operator.sub, operator.truediv, torch.abs, torch.add,
+     torch.arange, torch.bitwise_and, torch.bitwise_not, torch.bitwise_or, torch.cumsum,
+     torch.diff, torch.div, torch.eq, torch.full, torch.full_like, torch.ge, torch.gt, torch.le,
+     torch.logical_and, torch.logical_not, torch.logical_or, torch.lt, torch.ne, torch.ones,
+     torch.ones_like, torch.pow, torch.sub, torch.tril, torch.triu, torch.where, torch.zeros,
+     torch.zeros_like)
 )  # fmt: skip
 _METHODS = frozenset(
     ("__add__", "__and__", "__eq__", "__ge__", "__gt__", "__invert__", "__le__", "__lt__",
-     "__mul__", "__ne__", "__neg__", "__or__", "__sub__", "abs", "cumsum", "diff", "eq", "float",
-     "ge", "gt", "int", "le", "logical_and", "logical_not", "logical_or", "long", "lt",
-     "masked_fill", "ne", "new_full", "new_ones", "new_zeros", "tril", "triu")
+     "__mul__", "__ne__", "__neg__", "__or__", "__pow__", "__rpow__", "__sub__", "abs", "cumsum",
+     "diff", "div", "eq", "float", "ge", "gt", "int", "le", "logical_and", "logical_not",
+     "logical_or", "long", "lt", "masked_fill", "ne", "new_full", "new_ones", "new_zeros", "pow",
+     "tril", "triu")
 )  # fmt: skip
 """Operators without effects, whose results depend on their operands alone."""
 _NEVER_WRITE = frozenset(("torch", "torch._C._nn", "torch.nn.functional"))
@@ -366,9 +368,12 @@ def _join_written(graph: Graph, done: Counter[str], stays: Counter[str]) -> None
             stays[f"its products and its softmax stay: {found}"] += 1
             continue
         try:
-            mask = found.added or found.condition
-            value = None if mask is None else masks.value(mask)
-            rows_are_seen = value is not None and sees_all_rows(found, value)
+            given = [mask for mask in (found.added, found.condition) if mask is not None]
+            values = [None if x is None else masks.value(x) for x in (found.added, found.condition)]
+            known = bool(given) and len(given) == sum(value is not None for value in values)
+            rows_are_seen = known and sees_all_rows(found, *values)
+            if len(given) == 2 and not rows_are_seen:
+                raise Refused("it has two masks")
             if found.added is not None and not (rows_are_seen or is_bias(found.added)):
                 raise Refused("its mask may hide whole rows")
             _check_unchanged(graph, found)

@@ -172,7 +172,7 @@ def _before_added(found: Written, node: Node) -> Node:
         raise Refused("a number is added to its scores")
     if not _leads_to_product(first):
         first, second = second, first
-    if found.added is not None or found.condition is not None:
+    if found.added is not None:
         raise Refused("it has two masks")
     if not _has_shape_of(first, node) or not _leads_to_product(first):
         raise Refused("its scores are broadcast")
@@ -191,7 +191,7 @@ def _before_hidden(found: Written, node: Node) -> Node:
         hides_where = True
     if isinstance(fill, Node) or not isinstance(fill, (int, float)):
         raise Refused("what hides its scores is no constant")
-    if found.added is not None or found.condition is not None:
+    if found.condition is not None:
         raise Refused("it has two masks")
     if not isinstance(scores, Node) or not isinstance(condition, Node):
         raise Refused("its mask is no tensor")
@@ -332,14 +332,15 @@ def _call(graph: Graph, found: Written, rows_are_seen: bool) -> Node:
 
 def _mask(add: Any, found: Written, rows_are_seen: bool) -> tuple[Node | None, Node | None]:
     """The mask of the call, and of its rows those that it hides as a whole."""
+    if found.added is not None and found.condition is not None:
+        return add("masked_fill", found.added, _hidden(add, found), -math.inf), None
     if found.added is not None:
         if rows_are_seen:
             return found.added, None
         return found.added, add("all", add(torch.eq, found.added, -math.inf), -1, True)
     if found.condition is None:
         return None, None
-    condition = found.condition
-    hidden = condition if found.hides_where else add(torch.logical_not, condition)
+    hidden = _hidden(add, found)
     if rows_are_seen:
         return add(torch.logical_not, hidden), None
     rows = add("all", hidden, -1, True)
@@ -353,6 +354,12 @@ def _mask(add: Any, found: Written, rows_are_seen: bool) -> tuple[Node | None, N
     return add("masked_fill", zeros, hidden, fill), rows
 
 
+def _hidden(add: Any, found: Written) -> Node:
+    """Where scores are hidden."""
+    hidden: Node = found.condition if found.hides_where else add(torch.logical_not, found.condition)
+    return hidden
+
+
 def is_bias(node: Node) -> bool:
     """Whether a mask is looked up in parameters, which hide nothing but by infinite numbers."""
     if node.op == "placeholder":
@@ -361,8 +368,17 @@ def is_bias(node: Node) -> bool:
     return node.target in _LOOKUPS and bool(sources) and all(map(is_bias, sources))
 
 
-def sees_all_rows(found: Written, mask: Tensor) -> bool:
-    """Whether a mask whose values are known leaves at least one key to each query."""
-    if found.added is not None:
-        return bool((mask > HIDDEN).any(-1).all())
-    return bool((~mask if found.hides_where else mask).any(-1).all())
+def sees_all_rows(found: Written, added: Tensor | None, condition: Tensor | None) -> bool:
+    """Whether masks whose values are known leave at least one key to each query.
+
+    With two masks what is added must not count beside the number that hides scores.
+    """
+    seen = torch.ones(1, 1, dtype=torch.bool)
+    if added is not None:
+        limit = HIDDEN if condition is None else 1e-3 * HIDDEN
+        seen = seen & (added > limit)
+        if condition is not None and bool((added > -limit).any()):
+            return False
+    if condition is not None:
+        seen = seen & (~condition if found.hides_where else condition)
+    return bool(seen.any(-1).all())

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNKS = 8
+CHUNKS, FEWER_CHUNKS = 8, 4
 """Chunks of a loss: each further one reads and writes the weight's gradient once more."""
 MAX_GROWTH = 1.08
 """A chunk may have so many times the rows of an equal share, to have a multiple of a tile's."""

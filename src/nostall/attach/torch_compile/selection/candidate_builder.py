@@ -15,7 +15,9 @@ from weakref import WeakMethod
 from torch.fx import GraphModule
 
 from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph
+from nostall.attach.torch_compile.measure.graph_comparison import GraphClocks
 from nostall.attach.torch_compile.measure.kernel_accuracy import Region
+from nostall.attach.torch_compile.report import GraphReport
 from nostall.attach.torch_compile.rewrite.attention import calls_attention
 from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult
@@ -43,6 +45,18 @@ from nostall.attach.torch_compile.workers.worker import INDUCTOR_WORKERS
 from nostall.attach.warning import warn_once
 from nostall.gpu.clock import Clock
 
+LEAST_RATIO = 0.93
+"""A candidate whose losses make it slower than this is not tried with fewer chunks."""
+
+
+def is_slightly_slower(report: GraphReport) -> bool:
+    """Whether the last candidate was slower by no more than fewer chunks may gain."""
+    compared = report.comparison
+    if compared is None or compared.verdict != "slower":
+        return False
+    ratios = [compared.ratio, compared.replayed.ratio if compared.replayed else compared.ratio]
+    return min(ratios) >= LEAST_RATIO
+
 
 class WorkerDied(Exception):
     """A worker crashed or hung while it compiled this graph.
@@ -58,17 +72,17 @@ class CandidateBuilder:
         self,
         versions: GraphVersions,
         patches: Mapping[str, Any],
-        clock: Clock,
+        clocks: GraphClocks,
         kernel_clock: Clock | None,
         dynamic_inputs: DynamicInputs | None,
     ) -> None:
         """``patches``: the user's changes of Inductor's configuration.
 
-        ``clock`` times whole graphs.  ``kernel_clock`` times plans and kernels; None disables
+        ``clocks`` time whole graphs.  ``kernel_clock`` times plans and kernels; None disables
         tuning and comparisons of kernels.  ``dynamic_inputs``: traced ones if a size is dynamic.
         """
         self.versions, self.report, self.patches = versions, versions.report, patches
-        self.clock, self.dynamic_inputs = clock, dynamic_inputs
+        self.clocks, self.dynamic_inputs = clocks, dynamic_inputs
         # How the candidate is compiled; None until that is decided.
         self.selection: Selection | None = None
         self.state = GraphState(self.report)
@@ -80,8 +94,9 @@ class CandidateBuilder:
         self.sources: tuple[Source, ...] = (self.regions, self.products)
         # Whether Inductor ran its passes; it does not if PyTorch's caches have the code.
         self.is_observed = False
-        # Graphs that candidates are compiled from, by whether losses keep their logits.
-        self._graphs: dict[bool, GraphModule] = {}
+        # Graphs that candidates are compiled from, by whether losses keep their logits, and by
+        # whether they have fewer chunks.
+        self._graphs: dict[tuple[bool, bool], GraphModule] = {}
 
     def dispatcher(
         self, module: GraphModule, copy: GraphModule, inputs: Sequence[Any], store: KernelStore
@@ -91,8 +106,7 @@ class CandidateBuilder:
         context = SelectionContext(
             graph=self.report.graph,
             store=store,
-            clock=self.clock,
-            seconds=self.versions.options.seconds,
+            clocks=self.clocks,
             tasks=self.tasks,
             about=circumstances(self.versions.device, self.patches),
             repair=self._repair(copy),
@@ -116,10 +130,10 @@ class CandidateBuilder:
         """What a selection's candidate is compiled from, which no compiler may modify."""
         if not (calls_attention(original) or has_losses(original)):
             return original
-        if selection.whole_logits not in self._graphs:
-            module = self.versions.rewritten(clone_graph(original), selection)
-            self._graphs[selection.whole_logits] = module
-        return self._graphs[selection.whole_logits]
+        key = selection.whole_logits, selection.fewer_chunks
+        if key not in self._graphs:
+            self._graphs[key] = self.versions.rewritten(clone_graph(original), selection)
+        return self._graphs[key]
 
     def _build(
         self, copy: GraphModule, args: Sequence[Any], selection: Selection | None
@@ -187,7 +201,9 @@ class CandidateBuilder:
         """The selection to try after a candidate that is not faster, and called ``kernels``."""
         tried = candidate.selection
         if self.report.loss:
-            tried = replace(tried, whole_logits=True)
+            if not tried.fewer_chunks and is_slightly_slower(self.report):
+                return replace(tried, fewer_chunks=True)
+            tried = replace(tried, whole_logits=True, fewer_chunks=False)
             if kernels or self.report.attention:
                 return tried
         return self.products.alone(tried, kernels)

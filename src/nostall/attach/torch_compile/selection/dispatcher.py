@@ -18,6 +18,7 @@ from nostall.attach.torch_compile.measure.call import Call, run_and_find_mutatio
 from nostall.attach.torch_compile.measure.graph_comparison import (
     CHOSEN,
     VERDICTS,
+    GraphClocks,
     NoStitchedKernel,
     compare_graphs,
     judge,
@@ -41,7 +42,6 @@ from nostall.attach.torch_compile.workers.tasks import BackgroundTasks, print_pr
 from nostall.attach.torch_compile.workers.worker import stop_workers
 from nostall.attach.warning import warn_once
 from nostall.core.errors import one_line
-from nostall.gpu.clock import Clock
 
 _log = logging.getLogger("nostall")
 
@@ -70,9 +70,7 @@ class SelectionContext:
     graph: str
     # Where the selection is stored.
     store: KernelStore
-    clock: Clock
-    # Approximate duration of the comparison.
-    seconds: float
+    clocks: GraphClocks
     # Tasks that have to be ready before the candidate is compiled.
     tasks: BackgroundTasks
     # Description of the circumstances, for the stored record.
@@ -302,8 +300,7 @@ class GraphDispatcher:
                 self._baseline,
                 candidate.run,
                 call,
-                context.clock,
-                context.seconds,
+                context.clocks,
                 None if context.repair is None else context.repair.program,
                 needs_kernels=not self.report.is_rewritten,
             )
@@ -331,6 +328,7 @@ class GraphDispatcher:
             regions=dict(selection.regions),
             products_only=selection.products_only,
             whole_logits=selection.whole_logits,
+            fewer_chunks=selection.fewer_chunks,
             comparison=comparison,
             earlier=tuple(self.report.earlier),
             about=self._context.about,

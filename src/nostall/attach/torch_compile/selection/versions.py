@@ -25,6 +25,7 @@ from nostall.attach.torch_compile.rewrite.compilers import (
 from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
 from nostall.attach.torch_compile.rewrite.loss import chunk_losses
+from nostall.attach.torch_compile.runtime.chunked_loss import CHUNKS, FEWER_CHUNKS
 from nostall.attach.torch_compile.store.rank_sync import Selection
 from nostall.attach.warning import warn_once
 
@@ -142,12 +143,14 @@ class GraphVersions:
             if selection.whole_logits:
                 self.report.loss = []
             else:
-                self.chunk_losses(module)
+                self.chunk_losses(module, chunks=FEWER_CHUNKS if selection.fewer_chunks else CHUNKS)
         return module
 
-    def chunk_losses(self, module: GraphModule, *, forced: bool = False) -> None:
+    def chunk_losses(
+        self, module: GraphModule, *, forced: bool = False, chunks: int = CHUNKS
+    ) -> None:
         """Change the losses of a graph in place; ``forced``: in all versions, also small ones."""
-        changes = chunk_losses(module, forced=forced)
+        changes = chunk_losses(module, forced=forced, chunks=chunks)
         changed = changes.lines(changes.changed)
         if forced:
             self.report.chunked = changed

@@ -36,12 +36,16 @@ class Selection:
     products_only: bool = False
     # Whether losses keep their logits.
     whole_logits: bool = False
+    # Whether losses without logits have fewer chunks, which take more memory and less time.
+    fewer_chunks: bool = False
 
     @property
     def title(self) -> str:
         """Which kernels its candidate has, as text."""
         kernels = "products alone" if self.products_only else "all kernels"
-        return f"{kernels}, logits kept" if self.whole_logits else kernels
+        if self.whole_logits:
+            return f"{kernels}, logits kept"
+        return f"{kernels}, fewer chunks" if self.fewer_chunks else kernels
 
 
 class PublishedSelection(Record, frozen=True):
@@ -54,6 +58,7 @@ class PublishedSelection(Record, frozen=True):
     kernels: dict[str, tuple[str, str]]
     products_only: bool = False
     whole_logits: bool = False
+    fewer_chunks: bool = False
 
 
 class RankSync:
@@ -92,6 +97,7 @@ class RankSync:
             kernels={step.kernel: kernels.export_kernel(step.kernel) for step in steps},
             products_only=selection.products_only,
             whole_logits=selection.whole_logits,
+            fewer_chunks=selection.fewer_chunks,
         )
         self._store.set(graph, zlib.compress(message.json))
 
@@ -104,5 +110,10 @@ class RankSync:
             kernels.import_kernel(record, source)
         kept = frozenset(message.kept_in_inductor)
         return Selection(
-            message.version, kept, message.regions, message.products_only, message.whole_logits
+            message.version,
+            kept,
+            message.regions,
+            message.products_only,
+            message.whole_logits,
+            message.fewer_chunks,
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 from msgspec import structs
 
-from nostall.core.measurement import Comparison, Kind
+from nostall.core.measurement import Comparison, Kind, Verdict
 from nostall.fusion.graph.dynamic_size import Extent, Total, depends_on_size, resized, varies
 
 if TYPE_CHECKING:
@@ -219,6 +219,24 @@ class RegionRecord(Record, frozen=True, kw_only=True):
     not_fused: dict[str, int] = msgspec.field(name="refused")
 
 
+class ReplayRecord(Record, frozen=True):
+    """The same comparison by replays of CUDA graphs: the GPU's time without the host's."""
+
+    clock: str
+    # Median seconds of Inductor's version and of the candidate.
+    inductor_s: float
+    stitched_s: float
+    # Median ratio and the bounds of its 95 % interval, then those of the null.
+    ratio: float
+    low: float
+    high: float
+    null_low: float
+    null_high: float
+
+    def comparison(self, kind: Kind) -> Comparison:
+        return Comparison(self.ratio, self.low, self.high, self.null_low, self.null_high, kind)
+
+
 class ComparisonRecord(Record, frozen=True):
     """A measured comparison of both versions of a whole graph, forward and backward.
 
@@ -243,6 +261,29 @@ class ComparisonRecord(Record, frozen=True):
     # candidate.  None if it was not measured: on a CPU, and of steps in CUDA graphs.
     inductor_bytes: int | None = None
     stitched_bytes: int | None = None
+    # By CUDA graphs; None if no clock replays them, or if the loop shows a slower candidate.
+    replayed: ReplayRecord | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """``slower`` if it is so by either clock, else ``faster`` if it is so by either."""
+        verdicts = self._verdicts
+        return next((each for each in ("slower", "faster") if each in verdicts), "same")
+
+    @property
+    def _verdicts(self) -> tuple[Verdict, ...]:
+        loop = self.comparison().verdict
+        other = self.replayed
+        return (loop,) if other is None else (loop, other.comparison(self.kind).verdict)
+
+    @property
+    def deciding_clock(self) -> str:
+        """The clock by which the candidate is slower or faster; both if none or both show it."""
+        names = (self.clock, "" if self.replayed is None else self.replayed.clock)
+        verdicts = self._verdicts
+        if verdicts.count(self.verdict) == len(verdicts):
+            return " and ".join(filter(None, names))
+        return names[verdicts.index(self.verdict)]
 
     @property
     def memory(self) -> str:
@@ -253,8 +294,14 @@ class ComparisonRecord(Record, frozen=True):
         return f"peak memory of a step: candidate {peak:.3f} GB, Inductor's version {other:.3f} GB"
 
     def __str__(self) -> str:
-        """The ratio and its interval."""
-        return f"{self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f})"
+        """The ratio and its interval; by both clocks if both measured."""
+        text = f"{self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f})"
+        if (other := self.replayed) is None:
+            return text
+        return (
+            f"{text} in a loop, {other.ratio:.3f}x ({other.low:.3f} to {other.high:.3f}) in CUDA "
+            f"graphs; decided by {self.deciding_clock}"
+        )
 
     def comparison(self) -> Comparison:
         return Comparison(self.ratio, self.low, self.high, self.null_low, self.null_high, self.kind)
@@ -296,6 +343,8 @@ class SelectionRecord(Record, frozen=True, kw_only=True):
     earlier: tuple[EarlierComparison, ...] = ()
     # Whether losses keep their logits.
     whole_logits: bool = False
+    # Whether losses without logits have fewer chunks.
+    fewer_chunks: bool = False
 
 
 class KernelComparisonRecord(Record, frozen=True, kw_only=True):

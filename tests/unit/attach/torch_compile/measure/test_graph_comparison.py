@@ -12,14 +12,17 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from nostall.attach.torch_compile.measure import accuracy  # noqa: E402
+from nostall.attach.torch_compile.measure import accuracy, graph_comparison  # noqa: E402
 from nostall.attach.torch_compile.measure.accuracy import AccuracyError, run_graph  # noqa: E402
 from nostall.attach.torch_compile.measure.call import Call  # noqa: E402
 from nostall.attach.torch_compile.measure.graph_comparison import (  # noqa: E402
+    GraphClocks,
     NoStitchedKernel,
     compare_graphs,
+    judge,
 )
 from nostall.attach.torch_compile.runtime.custom_op import record_call  # noqa: E402
+from nostall.attach.torch_compile.store.records import ComparisonRecord  # noqa: E402
 from nostall.gpu.clock import RecordedClock  # noqa: E402
 
 SAME = RecordedClock({"*": [[1.0] * 12, [1.0] * 12, [1.0] * 12]})
@@ -35,7 +38,7 @@ def _gradients_enabled() -> Iterator[None]:
 def compare(baseline: Callable[..., Any], candidate: Callable[..., Any], *args: Tensor) -> Any:
     """The record of a comparison, and the kernels that the candidate called."""
     call = Call.record(args, frozenset())
-    return compare_graphs(GRAPH, baseline, candidate, call, SAME, 0.1)
+    return compare_graphs(GRAPH, baseline, candidate, call, GraphClocks(SAME, 0.1))
 
 
 class NoisyClock:
@@ -70,10 +73,67 @@ def test_if_noise_may_hide_a_gain_one_longer_measurement_decides(
 
     clock = NoisyClock(first, second)
     call = Call.record([torch.ones(3)], frozenset())
-    record, _ = compare_graphs(GRAPH, version, version, call, clock, 0.1)
+    record, _ = compare_graphs(GRAPH, version, version, call, GraphClocks(clock, 0.1))
     assert clock.asked == pytest.approx(asked)
     assert record.comparison().verdict == verdict
     assert list(record.stitched) == (second or first)
+
+
+def slowed(ratio: float) -> RecordedClock:
+    """A clock by which the candidate is so many times as fast."""
+    return RecordedClock({"*": [[ratio] * 12, [1.0] * 12, [ratio] * 12]})
+
+
+@pytest.mark.parametrize(
+    ("loop", "replays", "verdict", "decides"),
+    [
+        (1.1, 1.2, "faster", "recorded and recorded graphs"),
+        (1.1, 1.0, "faster", "recorded"),
+        (1.0, 1.2, "faster", "recorded graphs"),
+        (1.1, 0.9, "slower", "recorded graphs"),
+        (1.0, 0.9, "slower", "recorded graphs"),
+        (1.0, 1.0, "same", "recorded and recorded graphs"),
+        # Replays are not measured then.
+        (0.9, 1.2, "slower", "recorded"),
+    ],
+)
+def test_a_candidate_that_is_slower_by_either_clock_is_not_selected(
+    loop: float, replays: float, verdict: str, decides: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(x: Tensor) -> tuple[Tensor]:
+        record_call("kernel")
+        return (x,)
+
+    monkeypatch.setattr(graph_comparison, "peak_bytes", lambda run, args: 1 << 20)
+    other = slowed(replays)
+    other.name = "recorded graphs"
+    call = Call.record([torch.ones(3)], frozenset())
+    clocks = GraphClocks(slowed(loop), 0.1, other)
+    record, _ = compare_graphs(GRAPH, version, version, call, clocks)
+    assert (record.verdict, judge(record), record.deciding_clock) == (verdict, verdict, decides)
+    assert (record.replayed is None) == (loop < 1.0)
+    assert ComparisonRecord.read(record.json) == record
+    assert (f"decided by {decides}" in str(record)) == (loop >= 1.0)
+
+
+def test_steps_that_cannot_be_captured_are_timed_in_a_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing(RecordedClock):
+        def samples(self, graph: str, runs: Any, seconds: float) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    def version(x: Tensor) -> tuple[Tensor]:
+        record_call("kernel")
+        return (x,)
+
+    call = Call.record([torch.ones(3)], frozenset())
+    for peak in (1 << 20, None):
+        monkeypatch.setattr(graph_comparison, "peak_bytes", lambda run, args, peak=peak: peak)
+        clocks = GraphClocks(slowed(1.1), 0.1, Failing({}))
+        record, _ = compare_graphs(GRAPH, version, version, call, clocks)
+        assert record.replayed is None
+        assert record.verdict == "faster"
 
 
 def test_mutated_arguments_are_copied() -> None:
@@ -85,7 +145,7 @@ def test_mutated_arguments_are_copied() -> None:
         return (x + s,)
 
     call = Call.record([torch.ones(3), state], frozenset({1}))
-    compare_graphs(GRAPH, version, version, call, SAME, 0.1)
+    compare_graphs(GRAPH, version, version, call, GraphClocks(SAME, 0.1))
     assert state.tolist() == [0.0, 0.0, 0.0]
 
 
@@ -106,14 +166,14 @@ def test_an_argument_with_a_gradient_may_be_changed_in_place() -> None:
 
     call = Call.record([hidden, weight], frozenset({0}))
     assert call.keeps_history
-    record, _ = compare_graphs(GRAPH, version, version, call, SAME, 0.1, version)
+    record, _ = compare_graphs(GRAPH, version, version, call, GraphClocks(SAME, 0.1), version)
     assert record.difference < 1e-6
     results = run_graph(version, call.fresh_args())
     expected = results.seeds[0] * (hidden * weight).cos()
     torch.testing.assert_close(results.gradients, [expected * weight, (expected * hidden).sum(0)])
     for program in (version, None):
         with pytest.raises(AccuracyError):
-            compare_graphs(GRAPH, version, wrong, call, SAME, 0.1, program)
+            compare_graphs(GRAPH, version, wrong, call, GraphClocks(SAME, 0.1), program)
 
 
 def test_both_versions_draw_equal_random_numbers_and_generators_are_restored() -> None:
@@ -130,6 +190,34 @@ def test_both_versions_draw_equal_random_numbers_and_generators_are_restored() -
 
 def other_strides(x: Tensor) -> Tensor:
     return x.t().contiguous().t()
+
+
+def test_a_gradient_may_have_the_layout_of_its_leaf() -> None:
+    """Inductor's gradient of a transposed operand has another one, and neither is wrong."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, layout: Callable[[Tensor], Tensor]) -> Tensor:
+            ctx.layout = layout
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            return ctx.layout(gradient * 2), None
+
+    def version(layout: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor]]:
+        def run(x: Tensor) -> tuple[Tensor]:
+            record_call("kernel")
+            return (Scaled.apply(x, layout),)
+
+        return run
+
+    leaf = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    transposed, plain = version(other_strides), version(lambda x: x)
+    record, _ = compare(transposed, plain, leaf)
+    assert record.difference == 0.0
+    with pytest.raises(AccuracyError, match="strides"):
+        compare(plain, transposed, leaf)
 
 
 def other_nan(x: Tensor) -> Tensor:

@@ -95,11 +95,37 @@ def positions_bias(q: Any, k: Any, v: Any) -> Any:
     return ((q @ k.mT) * 0.5 + -slopes[:, None, None] * distance).softmax(-1) @ v
 
 
+def alibi(q: Any, k: Any, v: Any) -> Any:
+    """A bias of distances that hides the future, computed from positions."""
+    slopes = 2.0 ** (-8.0 / HEADS * torch.arange(1, HEADS + 1))
+    at = torch.arange(LENGTH)
+    bias = -slopes[:, None, None] * (at[:, None] - at).abs()
+    bias = bias.masked_fill(torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), float("-inf"))
+    return torch.softmax(q @ k.mT / math.sqrt(WIDTH) + bias.to(q.dtype), -1) @ v
+
+
+def two_masks(is_hidden_first: bool, fill: float) -> Callable[..., Any]:
+    """A bias of distances and a causal mask, one after the other."""
+
+    def program(q: Any, k: Any, v: Any) -> Any:
+        at = torch.arange(LENGTH)
+        distance = -0.25 * (at[:, None] - at).abs().to(q.dtype)
+        scores = q @ k.mT
+        if is_hidden_first:
+            return (scores.masked_fill(at > at[:, None], fill) + distance).softmax(-1) @ v
+        return torch.where(at <= at[:, None], scores + distance, fill).softmax(-1) @ v
+
+    return program
+
+
 JOINED: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "plain": (plain, {WRITTEN}),
     "converted by type": (
         lambda q, k, v: (q @ k.mT).softmax(-1).type(v.dtype) @ v, {WRITTEN}
     ),
+    "ALiBi": (alibi, {WRITTEN}),
+    "ALiBi, then a mask": (two_masks(False, float("-inf")), {WRITTEN}),
+    "a mask, then ALiBi": (two_masks(True, -1e9), {WRITTEN}),
     "as Hugging Face writes it": (hugging_face, {WRITTEN, CAUSAL}),
     "grouped, a window": (grouped, {WRITTEN}),
     "batch and heads merged": (merged, {WRITTEN}),
@@ -182,6 +208,17 @@ STAYS: dict[str, tuple[Callable[..., Any], str]] = {
     "a mask that is not known": (
         lambda q, k, v: ((q @ k.mT) + k.sum(-1)[:, :, None, :]).softmax(-1) @ v,
         "its mask may hide whole rows",
+    ),
+    "a mask, then a large bias": (
+        lambda q, k, v: (
+            (q @ k.mT).masked_fill((torch.arange(LENGTH) > 2).expand(LENGTH, LENGTH), -1e9)
+            + 1e9 * (torch.arange(LENGTH) > 3).to(q.dtype).expand(LENGTH, LENGTH)
+        ).softmax(-1) @ v,
+        "it has two masks",
+    ),
+    "two masks that are not known": (
+        lambda q, k, v: ((q @ k.mT).masked_fill(~TRIL, -torch.inf) + TABLE).softmax(-1) @ v,
+        "it has two masks",
     ),
     "a small number": (
         lambda q, k, v: (q @ k.mT).masked_fill(~TRIL, -1e4).softmax(-1) @ v, ""

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from nostall.attach.torch_compile.measure.graph_comparison import GraphClocks  # noqa: E402
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult  # noqa: E402
 from nostall.attach.torch_compile.runtime.custom_op import record_call  # noqa: E402
@@ -60,7 +61,7 @@ def dispatch(
         return Candidate(versions.candidate, RewriteResult(["kernel"]))
 
     store, tasks = KernelStore(), tasks or BackgroundTasks()
-    context = SelectionContext(GRAPH, store, clock, 0.1, tasks, {})
+    context = SelectionContext(GRAPH, store, GraphClocks(clock, 0.1), tasks, {})
     state = GraphState(GraphReport(GRAPH))
     return GraphDispatcher(versions.baseline, build or build_candidate, context, state)
 

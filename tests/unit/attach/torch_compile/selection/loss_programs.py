@@ -31,7 +31,9 @@ CASES: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {
     # Ratios of the candidates; peak memory in MB: Inductor's and the candidate's, in turn.
     "faster": ((1.2,), (100, 50)),
     "less memory": ((1.0,), (100, 50)),
-    "too slow": ((0.98, 1.1), (100, 50, 100, 100)),
+    "too slow": ((0.8, 1.1), (100, 50, 100, 100)),
+    "fewer chunks": ((0.98, 1.0), (100, 50, 100, 60)),
+    "slow with fewer chunks": ((0.98, 0.99, 1.0), (100, 50, 100, 60, 100, 100)),
     "more memory": ((1.2, 1.0), (100, 104, 100, 103)),
 }
 

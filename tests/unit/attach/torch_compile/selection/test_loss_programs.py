@@ -16,12 +16,21 @@ from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 REASONS = {
     "faster": "faster as a whole",
     "less memory": "less peak memory, and not slower beyond the noise",
-    "too slow": "faster as a whole (all kernels 0.980x, then all kernels, logits kept 1.100x)",
+    "too slow": "faster as a whole (all kernels 0.800x, then all kernels, logits kept 1.100x)",
+    "fewer chunks": (
+        "less peak memory, and not slower beyond the noise (all kernels 0.980x, then all kernels, "
+        "fewer chunks 1.000x)"
+    ),
+    "slow with fewer chunks": (
+        "no gain beyond the noise (all kernels 0.980x, then all kernels, fewer chunks 0.990x, then "
+        "all kernels, logits kept 1.000x)"
+    ),
     "more memory": (
         "no gain beyond the noise (all kernels 1.200x, then all kernels, logits kept 1.000x)"
     ),
 }
-CHUNKED = ("faster", "less memory")
+CHUNKED = {"faster": 8, "less memory": 8, "fewer chunks": 4}
+KEPT = ("more memory", "slow with fewer chunks")
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +44,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_time_and_memory_decide_whether_a_loss_has_logits(outcomes: Any, case: str) -> None:
     for run in outcomes[case].values():
         assert run["reason"] == REASONS[case]
-        assert run["state"] == ("inductor" if case == "more memory" else "stitched")
+        assert run["state"] == ("inductor" if case in KEPT else "stitched")
         assert bool(run["loss"]) == (case in CHUNKED)
-        assert run["chunks"] == (8 if case in CHUNKED else 0)
+        assert run["chunks"] == CHUNKED.get(case, 0)
         assert run["difference"] < 1e-6
 
 

@@ -22,6 +22,7 @@ from torch import Tensor  # noqa: E402
 
 from nostall.attach.torch_compile import training_steps  # noqa: E402
 from nostall.attach.torch_compile.measure.call import Call  # noqa: E402
+from nostall.attach.torch_compile.measure.graph_comparison import GraphClocks  # noqa: E402
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import RewriteResult  # noqa: E402
 from nostall.attach.torch_compile.runtime.custom_op import record_call  # noqa: E402
@@ -76,8 +77,7 @@ class Graph:
         context = SelectionContext(
             GRAPH,
             KernelStore(),
-            RatioClock(*ratios),
-            0.1,
+            GraphClocks(RatioClock(*ratios), 0.1),
             BackgroundTasks(),
             {},
             next_selection=next_selection or self._next_selection,
@@ -260,8 +260,7 @@ def test_nothing_that_prepares_candidates_is_kept_after_the_decision(is_first_st
     context = SelectionContext(
         GRAPH,
         KernelStore(),
-        RatioClock(),
-        0.1,
+        GraphClocks(RatioClock(), 0.1),
         tasks,
         {},
         repair,
