@@ -17,7 +17,7 @@ from benchmarks.front.predictions import predictions
 from benchmarks.harness.markdown import region, table, wrapped
 from benchmarks.harness.result_file import ROOT
 from benchmarks.registry import BENCHMARKS, Benchmark
-from nostall.cli.levels import LEVELS
+from nostall.cli.verbs import LEVELS
 from nostall.core.files.atomic import write_atomically
 from nostall.sass.model.agreement import RANKING_WORTH, load_agreement
 

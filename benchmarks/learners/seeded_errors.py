@@ -33,7 +33,7 @@ from tests.unit.workload.learning.topic_states import (
 
 from benchmarks.harness.result_file import save
 from benchmarks.learners.source_errors import ERRORS
-from nostall.workload.learning.topics.hyper import draw_concentrations
+from nostall.workload.learning.topics.classifier import draw_concentrations
 from nostall.workload.learning.topics.tokens import Concentrations
 
 NO_ERROR = ("no error: topics", "no error: multiview")

@@ -47,8 +47,7 @@ from nostall.ptx.assemble.versions import Assembler, version_numbers
 from nostall.ptx.program.module import parse
 from nostall.sass.binary.cubin import Cubin
 from nostall.tuning.assembler.commands import read_options
-from nostall.tuning.regress.job import Case, compare, newer_binary, older_by_ptxas
-from nostall.tuning.regress.older import lower_version
+from nostall.tuning.regress.job import Case, compare, lower_version, newer_binary, older_by_ptxas
 from nostall.tuning.sources.ptx_source import load_ptx
 from nostall.tuning.sources.source import Source
 from nostall.tuning.sources.triton_source import compile_triton

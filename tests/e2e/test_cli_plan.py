@@ -64,7 +64,7 @@ def test_the_table_states_that_times_are_modelled_and_memory_is_a_bound(
     profile: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "plan.html"
-    done = nostall_here("plan", profile, "--cluster", CLUSTER, "--seconds", 3, "--gantt", page)
+    done = nostall_here("plan", profile, "--cluster", CLUSTER, "--seconds", 1, "--gantt", page)
     assert done.code == 0, done.err
     assert "modelled iteration" in done.out and "modelled speed-up" in done.out
     assert "memory is a lower bound" in done.out

@@ -160,18 +160,29 @@ def test_automap_is_shown_beside_the_other_plans(files: Path) -> None:
     assert {"sharding", "automap-data"} <= {row["planner"] for row in done.json["runners_up"]}
 
 
-def test_the_engines_of_torch_are_planned_launched_and_tried(files: Path) -> None:
+def check_launch(plan: Path, engine: str) -> None:
+    done = nostall("launch", plan, "--steps", 2, "--device", "cpu", "--check")
+    assert done.code == 0 and f"engine {engine}" in done.out, done.err
+
+
+def test_the_engines_of_torch_are_planned_and_launched(files: Path) -> None:
     plan = files / "engine.json"
     for engine in ("ddp", "fsdp2"):
         planned = nostall_here(*_arguments(files)[:-1], engine, "--out", plan)
         assert planned.code == 0 and f"{engine}: modelled step" in planned.out, planned.err
-        done = nostall("launch", plan, "--steps", 2, "--device", "cpu", "--check")
-        assert done.code == 0 and f"engine {engine}" in done.out, done.err
+    check_launch(plan, "fsdp2")
     refused = nostall_here("launch", plan, "--device", "cpu", "--try", 2)
     assert "lists no candidates" in error_line(refused)
     assert "--mesh does not change a plan of fsdp2" in error_line(
         nostall_here(*_arguments(files)[:-1], "fsdp2", "--mesh", 2)
     )
+
+
+@pytest.mark.slow
+def test_a_launch_tries_the_plan_and_the_engines_of_torch(files: Path) -> None:
+    plan = files / "tried.json"
+    assert nostall_here(*_arguments(files)[:-1], "ddp", "--out", plan).code == 0
+    check_launch(plan, "ddp")
     assert nostall_here(*_arguments(files), "--mesh", 2, "--out", plan).code == 0
     tried = nostall("launch", plan, "--device", "cpu", "--steps", 2, "--try", 2, "--format", "json")
     assert tried.code == 0, tried.err

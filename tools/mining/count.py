@@ -17,7 +17,7 @@ from nostall.sass.program.defuse import def_use
 from nostall.sass.program.instruction import Instruction, parse_text
 from nostall.sass.program.opcodes import Effect
 from nostall.sass.safety import pairing
-from nostall.sass.safety.evidence import find_sightings
+from tools.mining.floors import find_sightings
 from tools.mining.functions import CodeFunction
 from tools.mining.listing import Texts, marked_listings
 from tools.mining.marks import Marks

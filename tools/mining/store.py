@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nostall.core.files.atomic import create_folder
-from nostall.core.files.typed_file import read_typed, write_typed
 from tools.mining.functions import CodeFunction, Contents
 from tools.mining.marks import Marks
 from tools.mining.tallies import Tallies
+from tools.typed_file import read_typed, write_typed
 
 
 @dataclass(slots=True)

@@ -33,9 +33,8 @@ from nostall.core.errors import BadInput, MissingPart
 from nostall.sass.program import registers
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Program
-from nostall.sass.safety import mined_tables, pairing
-from nostall.sass.safety.latency import LatencyTable
-from nostall.sass.safety.mined_tables import Row
+from nostall.sass.safety import latency, pairing
+from nostall.sass.safety.latency import LatencyTable, Row
 
 SOURCE = Path(__file__).with_name("microkernels") / "template.cu"
 TEMPLATE, PLAN = "template.cubin", "plan.json"
@@ -97,7 +96,7 @@ def plan_rows(template: bytes, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     words = sorted({word for both in pairs_words for word in both})
     decoded = dict(zip(words, decode(template, words), strict=True))
     table = LatencyTable.mined(SM)
-    tables = mined_tables.load(SM)
+    tables = latency.load(SM)
     attested = tables.attested if tables is not None else {}
     rows: list[dict[str, Any]] = []
     for pair, (first, second) in zip(pairs, pairs_words, strict=True):

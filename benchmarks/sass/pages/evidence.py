@@ -14,7 +14,7 @@ from benchmarks.harness.template import render
 from nostall.core.files.atomic import write_atomically
 from nostall.sass.program.cover_rules import LEAST_WITNESSES, Claim, ordered_pairs
 from nostall.sass.safety.latency import FAMILY
-from nostall.sass.safety.rules import RULES
+from nostall.sass.safety.verdict import RULES
 
 PAGE = ROOT.parent / "docs" / "explanation" / "verifier-evidence.md"
 FOLDER = results("sass")

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from tools.mining.functions import CodeFunction
+from tools.typed_file import read_typed, write_typed
 
 from benchmarks.harness.result_file import save
 from benchmarks.sass.verifier.library_functions import Row, batches, draw, libraries, programs
 from nostall.core.errors import NostallError
-from nostall.core.files.typed_file import read_typed, write_typed
 from nostall.sass import Program
 from nostall.sass.safety.verify import validate_program
 

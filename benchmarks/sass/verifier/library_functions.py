@@ -14,9 +14,9 @@ from typing import Any
 from tools.mining.archive import source_name
 from tools.mining.functions import CodeFunction, read_source
 from tools.mining.listing import marked_listings
+from tools.typed_file import read_typed, write_typed
 
 from nostall.core.errors import BadBinary, NostallError
-from nostall.core.files.typed_file import read_typed, write_typed
 from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.binary.listing import Listing, disassemble

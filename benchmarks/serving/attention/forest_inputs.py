@@ -23,8 +23,13 @@ from nostall.serving.attention.launch import (
 )
 from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import PLANS, BatchKind, plan_for
-from nostall.serving.attention.winners.exact import exact_token, sample_tokens
-from nostall.serving.attention.winners.gpu_batch import ROTATED_BYTES, GpuBatch, device_table
+from nostall.serving.attention.winners.gpu_batch import (
+    ROTATED_BYTES,
+    GpuBatch,
+    device_table,
+    exact_token,
+    sample_tokens,
+)
 from nostall.serving.batch.ragged import RaggedBatch
 from nostall.serving.batch.trees import pack_trees
 from nostall.serving.tables.capacity import bounded_capacity

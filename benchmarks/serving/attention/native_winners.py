@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from nostall.core.process import Channel
     from nostall.tuning.attention.job import NativeResult
-    from nostall.tuning.attention.step import AttentionStep
+    from nostall.tuning.attention.sources import AttentionStep
 
 BATCHES = ("decode", "mixed", "verify")
 HEADS = ("32/8", "28/4")
@@ -57,7 +57,7 @@ def step_of(name: str, heads: str, gpu: str = "") -> AttentionStep:
     from nostall.serving.attention.rules import plan_for
     from nostall.serving.attention.winners.on_gpu import kind_of
     from nostall.serving.attention.winners.plan_store import plan_in_force
-    from nostall.tuning.attention.step import AttentionStep
+    from nostall.tuning.attention.sources import AttentionStep
 
     ragged = batch(name)
     query_heads, kv_heads = map(int, heads.split("/"))

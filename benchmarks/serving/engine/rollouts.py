@@ -29,8 +29,7 @@ from typing import Any
 from benchmarks.harness.result_file import head, save
 from benchmarks.serving.engine.model import LLAMA
 from nostall.attach.rollouts.engine import Engine, check_vllm
-from nostall.attach.rollouts.rates import compare, equal_tokens, rate, rates
-from nostall.attach.rollouts.session import KINDS, Settings, started
+from nostall.attach.rollouts.job import KINDS, Settings, compare, equal_tokens, rate, rates, started
 from nostall.attach.rollouts.turns import TurnPlan, measure, profile
 from nostall.attach.rollouts.workload import Workload, parse_workload
 from nostall.core.errors import BadInput

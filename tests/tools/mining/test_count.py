@@ -14,7 +14,7 @@ from tools.mining.store import Store
 
 from nostall.core.errors import BadInput
 from nostall.sass import Program
-from nostall.sass.safety import evidence
+from tools.mining import floors as mining
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus" / "nvcc"
 CUBIN = CORPUS / "arithmetic.sm_90.cubin"
@@ -28,11 +28,11 @@ def test_sightings_are_those_of_a_full_listing() -> None:
     found = Counter[tuple[str, str, int]]()
     for (kind, name, _, _, cycles), tally in counter.tallies.tallies.items():
         found[kind, name, cycles] += tally.seen
-    sightings: evidence.Sightings = Counter()
+    sightings: mining.Sightings = Counter()
     for function in Program.from_cubin(CUBIN.read_bytes()).functions:
         for block in function.blocks:
             order = function.instructions[block.start : block.end]
-            evidence.count_distances(order, 90, sightings)
+            mining.count_distances(order, 90, sightings)
     full = Counter[tuple[str, str, int]]()
     for (kind, name, _, cycles), seen in sightings.items():
         full[kind, name, cycles] += seen

@@ -1,26 +1,215 @@
-"""The job behind ``nostall serving rollouts``: FLASH_ATTN and nostall on one workload."""
+"""The job behind ``nostall serving rollouts``: FLASH_ATTN and nostall on one workload.
+
+Engines of vLLM start at once on one GPU and end together. The token rates of their turns
+(:mod:`nostall.attach.rollouts.turns`) are compared beside the ratio of one engine with itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from math import inf
+from pathlib import Path
 from statistics import median
-from typing import Any
+from time import monotonic
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from nostall.attach.rollouts.engine import Engine
 from nostall.attach.rollouts.model import GIB, Memory, Model
-from nostall.attach.rollouts.rates import (
-    Row,
-    compare,
-    rate_with_prompts,
-    rates,
-    whole_rate,
-)
-from nostall.attach.rollouts.session import Settings, started
 from nostall.attach.rollouts.turns import Asked, TurnPlan, measure
-from nostall.attach.rollouts.workload import PAGE, Rollout, distinct_tokens
+from nostall.attach.rollouts.workload import LONGEST, PAGE, REPEATS, Rollout, distinct_tokens
 from nostall.core.errors import BadInput
+from nostall.core.measurement import Comparison
+
+RESAMPLES = 2000
+Row = Mapping[str, Any]
+"""A workload of one engine."""
+
+
+class Pair(NamedTuple):
+    """Turns of the same steps, by two engines or twice by one."""
+
+    ours: Row
+    base: Row
+
+
+def rates(row: Row) -> list[float]:
+    """Tokens a second of each turn."""
+    return [rate([turn]) for turn in row["turns"]]
+
+
+def rate(turns: Sequence[Row]) -> float:
+    """Tokens a second of several turns together."""
+    tokens, seconds = (sum(float(turn[key]) for turn in turns) for key in ("tokens", "seconds"))
+    return tokens / seconds
+
+
+def compare(ours: Row, base: Row, *, is_ragged: bool = False) -> Comparison:
+    """Token rate of ``ours`` over that of ``base``.
+
+    The ratio is the median of the turns' pairs, or of all tokens over all seconds if the requests
+    end at different steps (``is_ragged``): such turns differ. The null has both engines' turns over
+    their own turns of the equal generation before; [1, 1] if there is none.
+    """
+    pairs = [Pair(a, b) for a, b in zip(ours["turns"], base["turns"], strict=False)]
+    ratio, low, high = _interval(pairs, is_ragged)
+    again = [pair for row in (ours, base) for pair in repeated(row)]
+    _, null_low, null_high = _interval(again, is_ragged) if again else (1.0, 1.0, 1.0)
+    return Comparison(ratio, low, high, null_low, null_high, "measured")
+
+
+def repeated(row: Row) -> Iterator[Pair]:
+    """Equal turns of equal generations of one engine."""
+    by_generation = {
+        number: list(turns)
+        for number, turns in groupby(row["turns"], lambda turn: turn.get("generation", 0))
+    }
+    for number, turns in by_generation.items():
+        if number % REPEATS == 0:
+            for turn, other in zip(turns, by_generation.get(number + 1, []), strict=False):
+                yield Pair(other, turn)
+
+
+def whole_rate(row: Row) -> float | None:
+    """Tokens a second of all generations, from their first tokens to their last; None: unknown."""
+    return _whole(row, with_prompts=False)
+
+
+def rate_with_prompts(row: Row) -> float | None:
+    """As :func:`whole_rate`, of the first generation and with the time to compute its prompts."""
+    return _whole(row, with_prompts=True)
+
+
+def _whole(row: Row, *, with_prompts: bool) -> float | None:
+    tokens, seconds = 0.0, 0.0
+    for about in row.get("generations", [])[: 1 if with_prompts else None]:
+        if "finish_s" not in about:
+            return None
+        turns = [t for t in row["turns"] if t["generation"] == about["generation"]]
+        tokens += float(about["all_tokens"])
+        times = [about["first_tokens_s"], about["finish_s"], *(t["seconds"] for t in turns)]
+        seconds += sum(map(float, times)) + float(about["cache_prompts_s"]) * with_prompts
+    return tokens / seconds if tokens else None
+
+
+def equal_tokens(ours: Row, base: Row) -> float | None:
+    """Share of the requests whose first tokens are equal in both engines; None: unknown."""
+    for one, other in zip(ours.get("generations", []), base.get("generations", []), strict=False):
+        if "compared" in one and "compared" in other:
+            pairs = zip(one["compared"], other["compared"], strict=False)
+            equal = [float(a == b) for a, b in pairs]
+            return sum(equal) / max(1, len(equal))
+    return None
+
+
+def _interval(pairs: Sequence[Pair], is_ragged: bool) -> tuple[float, float, float]:
+    """The ratio of pairs, and the ends of its 95 % bootstrap interval."""
+    if not is_ragged:
+        ours, base = ([rate([turn]) for turn in side] for side in zip(*pairs, strict=True))
+        found = Comparison.from_samples(ours, base, kind="measured")
+        return found.ratio, found.low, found.high
+    sides = [[[turn[key] for turn in pair] for pair in pairs] for key in ("tokens", "seconds")]
+    tokens, seconds = (np.asarray(side, np.float64) for side in sides)
+    every = np.arange(len(pairs))
+    draws = np.random.default_rng(0).integers(0, len(pairs), size=(RESAMPLES, len(pairs)))
+    low, high = np.quantile(_ratio_of_sums(tokens, seconds, draws), [0.025, 0.975])
+    return float(_ratio_of_sums(tokens, seconds, every[None])[0]), float(low), float(high)
+
+
+def _ratio_of_sums(tokens: Any, seconds: Any, draws: Any) -> Any:
+    """Our rate over the base's, for each row of drawn pairs."""
+    totals = tokens[draws].sum(axis=1) / seconds[draws].sum(axis=1)
+    return totals[:, 0] / totals[:, 1]
+
+
+CHILD = "nostall.attach.rollouts.child"
+"""Module of the process that holds one engine."""
+_V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an engine computes attention."""
+
+    backend: str
+    """Name of vLLM's enumeration."""
+    environment: Mapping[str, str]
+    cascade: bool = False
+    """Whether vLLM may read the prefix that a whole batch shares once."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "FLASH_ATTN": Kind("FLASH_ATTN", {}),
+    "CUSTOM": Kind("CUSTOM", {}),
+    "ALL": Kind("CUSTOM", {"NOSTALL_VLLM_ATTENTION": "all"}),
+    "TRITON_ATTN": Kind("TRITON_ATTN", {}),
+    "CASCADE": Kind("FLASH_ATTN", _V1, cascade=True),
+    "V1": Kind("CUSTOM", _V1),
+    "CPU_ATTN": Kind("CPU_ATTN", {}),
+    "CPU_AGAIN": Kind("CPU_ATTN", {}),
+}
+"""Engines by name. FLASH_ATTN: as vLLM starts it; CUSTOM: the plug-in with its default; ALL: with
+all steps; CASCADE and V1: FLASH_ATTN and CUSTOM in the V1 model runner, which alone has cascade
+attention; CPU_ATTN and CPU_AGAIN: vLLM's CPU build, to try a measurement without a GPU."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all engines have in common."""
+
+    model: str
+    """Content of the model's ``config.json``; its weights are random."""
+    cache_gib: float
+    """Keys and values of each engine."""
+    longest: int = LONGEST
+    """Most tokens of a request."""
+    sequences: int = 256
+    """Requests that run at a time."""
+    traces: Path | None = None
+    """Folder of the traces that workloads name."""
+    compiled: Path | None = None
+    """Folder that keeps what vLLM compiles; None: it is compiled anew."""
+    cache_dtype: str = "auto"
+    """vLLM's name of the dtype of keys and values."""
+
+
+@contextmanager
+def started(names: Sequence[str], settings: Settings, start_s: float) -> Iterator[list[Engine]]:
+    """The engines of these names; one that has not started in time has a problem."""
+    until = monotonic() + start_s
+    with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
+        engines: list[Engine] = []
+        try:
+            for name in names:
+                engines.append(_engine(name, Path(folder) / name, settings))
+            for engine in engines:
+                engine.connect(until)
+            yield engines
+        finally:
+            for engine in engines:
+                engine.end()
+
+
+def _engine(name: str, own: Path, settings: Settings) -> Engine:
+    kind = KINDS[name]
+    model = own / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(settings.model)
+    arguments = [CHILD, "--backend", kind.backend, "--cache-gib", str(settings.cache_gib),
+                 "--cache-dtype", settings.cache_dtype, "--longest", str(settings.longest),
+                 "--sequences", str(settings.sequences)]  # fmt: skip
+    arguments += ["--cascade"] if kind.cascade else []
+    arguments += ["--traces", str(settings.traces.resolve())] if settings.traces else []
+    environment = dict(kind.environment)
+    if settings.compiled is not None:
+        environment["VLLM_CACHE_ROOT"] = str(settings.compiled.resolve() / name)
+    return Engine(name, own, arguments, environment)
+
 
 RESULT_FILE = "rollouts.json"
 """File of a run directory with what was measured."""

@@ -22,7 +22,7 @@ from nostall.serving.batch.batch_file import load_batch
 from nostall.serving.batch.ragged import RaggedBatch
 
 if TYPE_CHECKING:
-    from nostall.tuning.attention.step import AttentionStep
+    from nostall.tuning.attention.sources import AttentionStep
 
 
 def native(
@@ -118,7 +118,7 @@ def _step(
     from nostall.serving.attention.rules import plan_for
     from nostall.serving.attention.winners.on_gpu import kind_of
     from nostall.serving.attention.winners.plan_store import plan_in_force
-    from nostall.tuning.attention.step import AttentionStep
+    from nostall.tuning.attention.sources import AttentionStep
 
     kind = kind_of(batch)
     if gpu:

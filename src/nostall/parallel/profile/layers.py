@@ -13,12 +13,16 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict
 
 from nostall.parallel.errors import BadProfile
 
 Floats = NDArray[np.float64]
 MAX_NUMBER = 1e18
 """Largest time in seconds and size in bytes: sums over layers and micro-batches stay finite."""
+
+_STORED = ConfigDict(extra="forbid", revalidate_instances="always")
+"""Of values in files: no other fields, and numbers of the fields' types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class Layer:
     weight_gradient_s: float | None = None
     """The part of ``backward_s`` that computes gradients of parameters (W in zero-bubble
     schedules); None if unknown."""
+
+    __pydantic_config__ = _STORED
 
     def __post_init__(self) -> None:
         for field in ("forward_s", "backward_s", "parameter_bytes", "stored_bytes"):
@@ -70,6 +76,8 @@ class Tensor:
     gradient: bool = True
     """Whether a gradient of the same size is sent back; False for a tensor that depends on no
     parameter, such as an attention mask."""
+
+    __pydantic_config__ = _STORED
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
@@ -19,34 +20,16 @@ _BATCH_IN_FILE_NAME = re.compile(r"pbs-(\d+)")
 """DAPPLE's profiles state their batch size only in the file name: ``bert-48-pbs-2.txt``."""
 
 
-class _StrictRecord(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _LayerRecord(_StrictRecord):
-    name: str
-    forward_s: float
-    backward_s: float
-    parameter_bytes: float = 0.0
-    stored_bytes: float | None = None
-    weight_gradient_s: float | None = None
-
-
-class _TensorRecord(_StrictRecord):
-    producer: int
-    last_consumer: int
-    bytes: float
-    gradient: bool = True
-
-
-class ProfileRecord(_StrictRecord):
+class ProfileRecord(BaseModel):
     """The JSON form of a profile, also embedded in plan files."""
+
+    model_config = ConfigDict(extra="forbid")
 
     nostall_profile: Literal[1]
     name: str
     batch: int | None = None
-    layers: list[_LayerRecord]
-    tensors: list[_TensorRecord]
+    layers: list[Layer]
+    tensors: list[Tensor]
     passes: int | None = None
     spread: float | None = None
 
@@ -83,33 +66,15 @@ def load_profile(path: Path) -> Profile:
 
 def from_record(record: ProfileRecord) -> Profile:
     """Convert a validated record to a profile; raises :class:`BadProfile` if a value is invalid."""
-    return Profile(
-        record.name,
-        tuple(Layer(**layer.model_dump()) for layer in record.layers),
-        tuple(Tensor(**tensor.model_dump()) for tensor in record.tensors),
-        record.batch,
-        record.passes,
-        record.spread,
-    )
+    values = {field.name: getattr(record, field.name) for field in fields(Profile)}
+    layers, tensors = tuple(record.layers), tuple(record.tensors)
+    return Profile(**values | {"layers": layers, "tensors": tensors})
 
 
 def to_record(profile: Profile) -> ProfileRecord:
     """Convert a profile to its JSON record; the inverse of :func:`from_record`."""
-    return ProfileRecord(
-        nostall_profile=1,
-        name=profile.name,
-        batch=profile.batch,
-        layers=[
-            _LayerRecord(**{f: getattr(layer, f) for f in _LayerRecord.model_fields})
-            for layer in profile.layers
-        ],
-        tensors=[
-            _TensorRecord(**{f: getattr(tensor, f) for f in _TensorRecord.model_fields})
-            for tensor in profile.tensors
-        ],
-        passes=profile.passes,
-        spread=profile.spread,
-    )
+    values = {field.name: getattr(profile, field.name) for field in fields(Profile)}
+    return ProfileRecord(nostall_profile=1, **values)
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -7,6 +7,8 @@ The text of a module with blocks in another order.
 A block has one slot for each unit: the place of the unit in the original text. What stands between
 slots (labels, directives, comments on lines of their own) stays. A unit that moved takes a line of
 its own, together with the comment that ends its line.
+
+A dependence graph of the units of a block says which orders are legal.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,15 +26,78 @@ from nostall.core.errors import BadRun
 from nostall.core.space import NO_TAGS, Space, Tags
 from nostall.ptx.program.blocks import Block, Unit
 from nostall.ptx.program.module import Function, Module
-from nostall.ptx.program.resources import MEMORY, Resource
+from nostall.ptx.program.resources import MEMORY, Reference, Resource
 from nostall.ptx.schedule.dependent_launch import can_wait, dependent_launch_edits
 from nostall.ptx.schedule.edits import EditedText
-from nostall.ptx.schedule.graph import BlockGraph, build_graph
 from nostall.ptx.schedule.hints import allowed_hints
 from nostall.ptx.schedule.kernel_edits import can_limit_registers, kernel_edits
 from nostall.ptx.schedule.levers import LEVERS, NO_LEVERS, Levers, lever_value, with_lever
 from nostall.ptx.schedule.moves import PtxMove, SetHint, SetLever, Shift
 from nostall.ptx.schedule.state import PtxState
+
+
+@dataclass(frozen=True)
+class BlockGraph:
+    """Which units of one block must keep their order."""
+
+    block: Block
+    predecessors: tuple[frozenset[int], ...]
+    """Per unit, units that must come before it. Pairs that other pairs imply may be missing."""
+
+    @cached_property
+    def successors(self) -> tuple[frozenset[int], ...]:
+        """Per unit, the units that have it as a predecessor."""
+        found: list[set[int]] = [set() for _ in self.predecessors]
+        for unit, before in enumerate(self.predecessors):
+            for earlier in before:
+                found[earlier].add(unit)
+        return tuple(map(frozenset, found))
+
+    @cached_property
+    def freedom(self) -> int:
+        """Number of pairs of units whose order is free."""
+        units = len(self.predecessors)
+        ancestors: list[int] = []
+        ordered = 0
+        for before in self.predecessors:
+            bits = 0
+            for earlier in before:
+                bits |= ancestors[earlier] | 1 << earlier
+            ancestors.append(bits)
+            ordered += bits.bit_count()
+        return units * (units - 1) // 2 - ordered
+
+    def is_legal(self, order: tuple[int, ...]) -> bool:
+        """Whether ``order`` is a permutation of the units that keeps all dependences."""
+        if sorted(order) != list(range(len(self.predecessors))):
+            return False
+        position = {unit: at for at, unit in enumerate(order)}
+        return all(
+            position[unit] >= self.block.earliest[unit]
+            and all(position[earlier] < position[unit] for earlier in before)
+            for unit, before in enumerate(self.predecessors)
+        )
+
+
+def build_graph(block: Block) -> BlockGraph:
+    """The dependences of a block: read after write, write after read, write after write."""
+    last_write: dict[Reference, int] = {}
+    reads_since: dict[Reference, list[int]] = {}
+    predecessors: list[frozenset[int]] = []
+    for number, unit in enumerate(block.units):
+        before: set[int] = set()
+        for name in unit.reads | unit.writes:
+            if name in last_write:
+                before.add(last_write[name])
+        for name in unit.writes:
+            before.update(reads_since.get(name, ()))
+        for name in unit.writes:
+            last_write[name] = number
+            reads_since[name] = []
+        for name in unit.reads - unit.writes:
+            reads_since.setdefault(name, []).append(number)
+        predecessors.append(frozenset(before))
+    return BlockGraph(block, tuple(predecessors))
 
 
 def random_order(

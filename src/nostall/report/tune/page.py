@@ -1,9 +1,13 @@
-"""HTML page of a tuning run: one file that contains its style sheet, script and data."""
+"""HTML page of a tuning run: one file that contains its style sheet, script and data.
+
+Modelled stall cycles of both schedules are shown by reason and by instruction.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +17,7 @@ from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nostall import __version__
+from nostall.core import NostallError
 from nostall.core.files.atomic import write_text_atomically
 from nostall.report.tune.assembler_page import is_assembler_run, render_assembler
 from nostall.report.tune.episodes import count_annealing_trials, draw_returns
@@ -25,10 +30,108 @@ from nostall.report.tune.run_data import RunData, load_run
 from nostall.report.tune.sample_spread import draw_samples, load_comparison
 from nostall.report.tune.search_curve import count_drawn, draw_search_curve, find_improvements
 from nostall.report.tune.side_by_side import BlockDiff, compare_blocks
-from nostall.report.tune.stalls import StallComparison, compare_stalls
 from nostall.report.tune.summary import make_summary
-from nostall.sass.model import Explanation
+from nostall.sass.model import Explanation, SmModel
 from nostall.sass.program import Function
+from nostall.sass.schedule import Schedule
+
+MAX_STALLS = 12
+"""Rows of the table of the longest stalls."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonRow:
+    """Warp cycles of one reason in the original (before) and in the candidate (after)."""
+
+    number: int
+    """Column of the reason; selects its colour."""
+    name: str
+    before: float
+    after: float
+    percent_before: float
+    """Per cent of the larger total of the two schedules."""
+    percent_after: float
+
+    @property
+    def change(self) -> float:
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class StallRow:
+    """Warp cycles that one instruction stalls in the original and in the candidate."""
+
+    index: int
+    text: str
+    reason: str
+    """The reason with most cycles."""
+    number: int
+    """Column of the reason."""
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class StallComparison:
+    """The model's explanations of both schedules."""
+
+    before: Explanation
+    after: Explanation
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return self.before.reasons
+
+    def reason_rows(self) -> list[ReasonRow]:
+        """Total warp cycles by reason."""
+        totals = [e.cycles.sum(axis=0).tolist() for e in (self.before, self.after)]
+        largest = max(1.0, *(sum(column) for column in totals))
+        return [
+            ReasonRow(number, name, old, new, 100 * old / largest, 100 * new / largest)
+            for number, (name, old, new) in enumerate(zip(self.reasons, *totals, strict=True))
+        ]
+
+    def longest_stalls(self, texts: list[str]) -> list[StallRow]:
+        """The instructions that stall longest in either schedule; ``texts`` by original index."""
+        old, new = (e.cycles[:, 1:] for e in (self.before, self.after))
+        longest = {i for e in (self.before, self.after) for i, _, _ in e.worst(MAX_STALLS)}
+        ranked = sorted(longest, key=lambda i: (-max(old[i].sum(), new[i].sum()), i))
+        rows: list[StallRow] = []
+        for index in ranked[:MAX_STALLS]:
+            cycles = old[index] if old[index].sum() >= new[index].sum() else new[index]
+            number = 1 + int(cycles.argmax())
+            before, after = float(old[index].sum()), float(new[index].sum())
+            rows.append(StallRow(index, texts[index], self.reasons[number], number, before, after))
+        return rows
+
+    def assumptions(self) -> list[tuple[str, str]]:
+        """Names and values of the model's assumptions, and the modelled cycles of a wave."""
+        before = self.before
+        trips = ", ".join(
+            f"loop {n}: {count}{' (assumed)' if n in before.assumed_trips else ''}"
+            for n, count in before.trips.items()
+        )
+        cycles = f"{before.wave_cycles:,.0f} → {self.after.wave_cycles:,.0f}"
+        return [
+            ("warps simulated", str(before.simulated_warps)),
+            ("loop iterations", trips or "no loops"),
+            ("modelled cycles of a wave", cycles),
+        ]
+
+
+def compare_stalls(run: RunData) -> tuple[StallComparison | None, str]:
+    """The modelled stalls of a run's schedules, or None and the reason."""
+    if run.launch is None:
+        return None, "the run records no launch, which the SM model needs"
+    trips = run.settings.get("assumed_trips", 8)
+    try:
+        model = SmModel(run.program, run.original, run.launch, assumed_trips=trips)
+        before = model.explain(Schedule.from_function(run.original))
+        after = model.explain(Schedule.from_function(run.candidate))
+        return StallComparison(before, after), ""
+    except NostallError as error:
+        return None, f"the SM model fails: {error}"
+
 
 _REUSE_FLAG = re.compile(r"\.reuse\b")
 

@@ -20,9 +20,8 @@ from nostall.workload.characterization import JobsCharacterization, TracesCharac
 from nostall.workload.characterization.jobs import RATE_FACTORS
 from nostall.workload.characterization.kinds import KindsCharacterization
 from nostall.workload.model.breakdown import STEP_PARTS
-from nostall.workload.timeline.analysis import TIME_PARTS
+from nostall.workload.timeline.analysis import TIME_PARTS, slice_shares
 from nostall.workload.timeline.kernels import KernelTime
-from nostall.workload.timeline.time_slices import slice_shares
 
 # Pixels.
 LINE_PLOT_WIDTH, LINE_PLOT_HEIGHT = 620, 300

@@ -1,30 +1,136 @@
 """Latency tables: the minimum issue distance of instruction pairs, in cycles.
 
-The tables are mined from compiler output (:mod:`.mined_tables`).  They are neither hardware limits
-nor NVIDIA's tables.  There are two kinds of numbers:
+The tables are mined from compiler output (``tools.mining.floors``).  They are neither hardware
+limits nor NVIDIA's tables.  There are two kinds of numbers:
 
 * A *floor* is the smallest distance on any path, for a class of pairs.  Code below a floor is
   wrong.  :func:`~nostall.sass.safety.validate` requires the floors of any cubin.
 * An *attested* distance is the smallest one in straight-line code in which only the distance
-  protects the pair (:mod:`.evidence`), for an exact pair.  nostall never moves a pair closer than
-  that.  If a pair was not seen, the limit is the largest attested distance of its class and of
-  its producer.
+  protects the pair, for an exact pair.  nostall never moves a pair closer than that.  If a pair
+  was not seen, the limit is the largest attested distance of its class and of its producer.
 
 Distances at which results were wrong on a GPU (:mod:`.measured_distances`) raise both.  With
 ``measured_latencies``, measured minima lower both.
+
+There are three sources.  ``floors/sm_N.json`` is mined from a corpus of cubins, over all paths,
+and ``floors/own/sm_N.json`` in the same way from code that was written for pairs that this corpus
+hardly has.  ``floors/libraries/sm_N.json`` is mined from the libraries in wheels, in
+straight-line code
+(``python -m tools.mining``).  A smaller distance that a compiler kept often enough is safe, so the
+smallest row counts.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+from importlib import resources
+from typing import Any
 
 from nostall.core.errors import UnsupportedArchitecture
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Effect, Pipe
-from nostall.sass.safety import measured_distances, mined_tables, pairing
+from nostall.sass.safety import measured_distances, pairing
 from nostall.sass.safety.measured_distances import Bounds, MeasuredDistances
-from nostall.sass.safety.mined_tables import MinedTables, Row
 from nostall.sass.safety.pairing import HazardKind
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a table."""
+
+    distance: int
+    """Distance in cycles."""
+    seen: int
+    """Number of occurrences in compiler output."""
+
+
+Rows = dict[str, dict[str, Row]]
+"""Kind of pair (RAW, WAW, WAR, ISSUE, AFTER, BEFORE) -> name of the pair -> its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class MinedTables:
+    """The tables of one architecture family."""
+
+    floors: Rows
+    """Smallest distance for each class of pairs, on any path."""
+    attested: Rows
+    """Smallest distance for each exact pair, in straight-line code."""
+    sufficient: Rows
+    """Largest attested distance of the well-seen pairs of a class or producer."""
+    ceilings: dict[str, int]
+    """Producer class -> cycles after which its result has arrived everywhere."""
+
+
+_DATA_HAZARDS = ("RAW", "WAW", "WAR")
+"""Kinds of pairs of register accesses."""
+
+
+def load(family: int) -> MinedTables | None:
+    """The tables of an architecture family; None if there are none."""
+    folder = resources.files("nostall.sass.safety").joinpath("floors")
+    corpus_path = folder.joinpath(f"sm_{family}.json")
+    if not corpus_path.is_file():
+        return None
+    corpus = json.loads(corpus_path.read_text())
+    further = [folder.joinpath(name, f"sm_{family}.json") for name in ("own", "libraries")]
+    return combine(corpus, *(json.loads(p.read_text()) for p in further if p.is_file()))
+
+
+def combine(corpus: Mapping[str, Any], *further: Mapping[str, Any]) -> MinedTables:
+    """Combine the tables of the corpus with further ones, as read from JSON.
+
+    Distances between scheduling barriers and other instructions were measured on a GPU to matter
+    without any visible dependence, so further tables add rows of them but lower none.
+    """
+    floors, attested = _rows(corpus["floors"]), _rows(corpus["attested"])
+    sufficient = _rows(corpus["suffices"])
+    for table in further:
+        for part in ("floors", "forms", "classes"):
+            _lower(floors, _rows(table.get(part, {}), _DATA_HAZARDS))
+        mined = _rows(table.get("attested", {}))
+        _lower(attested, {kind: rows for kind, rows in mined.items() if kind in _DATA_HAZARDS})
+        _add_missing(attested, {k: rows for k, rows in mined.items() if k not in _DATA_HAZARDS})
+        _raise(sufficient, _rows(table.get("suffices", {})))
+    return MinedTables(floors, attested, sufficient, corpus["ceilings"])
+
+
+def _rows(part: Mapping[str, Any], kinds: tuple[str, ...] | None = None) -> Rows:
+    """The rows of one part of a table; only those of ``kinds`` if given."""
+    return {
+        kind: {name: Row(numbers[0], numbers[1]) for name, numbers in rows.items()}
+        for kind, rows in part.items()
+        if kinds is None or kind in kinds
+    }
+
+
+def _lower(rows: Rows, others: Rows) -> None:
+    """Merge other rows: the smaller distance and the sum of the occurrences."""
+    for kind, more in others.items():
+        known = rows.setdefault(kind, {})
+        for name, row in more.items():
+            old = known.get(name, row)
+            seen = row.seen + (old.seen if name in known else 0)
+            known[name] = Row(min(old.distance, row.distance), seen)
+
+
+def _raise(rows: Rows, others: Rows) -> None:
+    """Merge other rows: the larger distance and the sum of the occurrences."""
+    for kind, more in others.items():
+        known = rows.setdefault(kind, {})
+        for name, row in more.items():
+            old = known.get(name, Row(0, 0))
+            known[name] = Row(max(old.distance, row.distance), old.seen + row.seen)
+
+
+def _add_missing(rows: Rows, others: Rows) -> None:
+    """Add the rows whose names are not known."""
+    for kind, more in others.items():
+        rows[kind] = {**more, **rows.get(kind, {})}
+
 
 FAMILY = {75: 75, 80: 80, 86: 86, 89: 86, 90: 90, 100: 100, 120: 120}
 """Architecture -> architecture whose mined table it uses."""
@@ -393,10 +499,10 @@ _NOT_MEASURED = Bounds()
 @cache
 def _load(sm: int, measured: MeasuredDistances | None, measured_latencies: bool) -> LatencyTable:
     family = FAMILY.get(sm)
-    tables = None if family is None else mined_tables.load(family)
+    tables = None if family is None else load(family)
     if tables is None:
         raise UnsupportedArchitecture(
             f"there is no latency table for sm_{sm}; there are tables for {sorted(FAMILY)}; mine "
-            "one with `python -m nostall.sass.safety.mining`"
+            "one with `python -m tools.mining.floors`"
         )
     return LatencyTable(sm, tables, measured, measured_latencies=measured_latencies)

@@ -14,8 +14,7 @@ from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.store import Row, Store
 from nostall.tuning.assembler.job import open_setup, tune_assembler
 from nostall.tuning.attention.evaluator import make_evaluator
-from nostall.tuning.attention.sources import step_sources
-from nostall.tuning.attention.step import AttentionStep
+from nostall.tuning.attention.sources import AttentionStep, step_sources
 from nostall.tuning.job import TuningResult
 from nostall.tuning.records.store_records import record_result, rejection_reason
 from nostall.tuning.settings import Settings

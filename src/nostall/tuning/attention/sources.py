@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -16,11 +17,40 @@ import torch
 
 from nostall.core.errors import BadInput
 from nostall.core.launch import LaunchSpec
+from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.winners.gpu_batch import GpuBatch
-from nostall.tuning.attention.step import AttentionStep, check_step
+from nostall.serving.batch.ragged import RaggedBatch
 from nostall.tuning.sources.source import Source, compute_capability
 from nostall.tuning.sources.triton_source import import_triton
 from nostall.tuning.sources.triton_target import pretend_device
+
+
+@dataclass(frozen=True)
+class AttentionStep:
+    """What is launched and timed: the attention of one layer in one step."""
+
+    ragged: RaggedBatch
+    shape: AttentionShape
+    plan: AttentionPlan
+    dtype: str
+    """``bfloat16`` or ``float16``: of queries, keys and values."""
+    name: str
+    """Name of the batch, for messages and records."""
+
+
+def check_step(step: AttentionStep) -> None:
+    """Raise :class:`BadInput` for a step whose kernels have no native search."""
+    if step.plan.kernel.language == "gluon":
+        raise BadInput(
+            f"the plan for {step.name} is the Gluon kernel, and native schedules are searched for "
+            "the Triton kernels only: warps of the Gluon kernel wait for each other's copies, and "
+            "comparing results would not show a race between them; give a batch of decodes, of "
+            "verifies, or of prefills beside decodes"
+        )
+    if not step.ragged.query_lengths.any():
+        raise BadInput(f"{step.name} has no query tokens; give a batch with work to measure")
+
 
 _DEVICE = "nostall"
 """Key of the compiled kernels of a recording in Triton's tables, which no GPU has."""

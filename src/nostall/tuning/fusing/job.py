@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,7 @@ class FusionSettings:
     def described(self, request: FusionRequest) -> dict[str, Any]:
         """The request and the settings as recorded in ``run.json``."""
         return {
-            "target": request.target,
-            "inputs": request.inputs,
-            "dtype": request.dtype,
-            "backward": request.backward,
+            **asdict(request),
             "strategy": self.strategy,
             "arch": self.arch,
             "measure": self.measure is not None,

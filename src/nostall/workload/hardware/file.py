@@ -1,7 +1,11 @@
-"""Reader for hardware files (TOML) and for the presets of the package, which are such files."""
+"""Reader for hardware files (TOML) and for the presets of the package, which are such files.
+
+Job tables without ``--hardware`` get the oldest preset that has their precisions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +21,22 @@ from nostall.workload.hardware.operator_time import OperatorTimeModel
 from nostall.workload.hardware.quantity import parse_quantity
 from nostall.workload.jobs.operators import OperatorKind
 from nostall.workload.jobs.precisions import canonical_precision
-from nostall.workload.jobs.record import Resource
+from nostall.workload.jobs.record import Job, Resource
 from nostall.workload.jobs.table_rows import printable
+
+CANDIDATES = ("pai-2018", "v100-dgx1", "a100-dgx", "h100-dgx", "h200-dgx")
+"""Presets by age.  The first one is that of arXiv:1910.05930, which has fp32 only."""
+
+
+def default_hardware(jobs: Iterable[Job]) -> Hardware:
+    """The first of :data:`CANDIDATES` on which the most jobs can run, by their precisions."""
+    precisions = [job.precision for job in jobs]
+
+    def can_run(hardware: Hardware) -> int:
+        return sum(precision in hardware.flops for precision in precisions)
+
+    return max((load_hardware(name) for name in CANDIDATES), key=can_run)
+
 
 MAX_BYTES = 1 << 20
 """Size limit of a hardware file, so that another kind of file is not read by mistake."""

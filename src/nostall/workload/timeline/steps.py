@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nostall.core.text.plurals import pluralize
-from nostall.workload.traces.launch_calls import launching_calls
+from nostall.workload.traces.event_columns import launching_calls
 from nostall.workload.traces.recording import Activities, Recording
 
 STEPS = "from the start of the first recorded step to the end of the last one or of its GPU work"

@@ -1,4 +1,8 @@
-"""Columns of GPU activities, runtime calls and operators, collected from events of a trace."""
+"""Columns of GPU activities, runtime calls and operators, collected from events of a trace.
+
+An activity whose time cannot be true, zero or damaged by a changed digit, is left out; sentences
+about the events that are not used go to the user.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,7 @@ from collections import Counter
 import msgspec
 import numpy as np
 
-from nostall.workload.traces.event_remarks import (
-    NO_LANE,
-    NO_PHASE,
-    NO_TIME,
-    NOT_AN_EVENT,
-    OUT_OF_TIME,
-)
+from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.kineto.categories import (
     DATA_LOADER,
     PHASES,
@@ -35,10 +33,121 @@ from nostall.workload.traces.kineto.schema import (
     parse_number,
     printable,
 )
-from nostall.workload.traces.launch_calls import launching_calls
 from nostall.workload.traces.operator_cost import COST_RULES, OperatorCost, operator_cost
 from nostall.workload.traces.recording import TIME_UNIT, Activities, HostCalls, RuntimeCalls
-from nostall.workload.traces.usable_times import has_usable_time
+
+MIN_DISTANCE = 1e6
+"""Smallest distance, in microseconds, of an activity that can be out of the trace's time."""
+UNLAUNCHED_DISTANCE = 60e6
+"""The same for an activity whose launch is not recorded, so that nothing contradicts its time."""
+MAX_DURATION = 3600e6
+"""Longest duration, in microseconds, that may exceed the rest of the trace tenfold."""
+_MIN_RATIO = 10.0
+_MAX_SHARE = 0.01
+
+
+def has_usable_time(start: np.ndarray, end: np.ndarray, launch: np.ndarray) -> np.ndarray:
+    """Whether the time of each activity can be true; bool, shape [activities].
+
+    ``start`` and ``end`` are microseconds, and so is ``launch``, the start of the call that
+    launched the activity (NaN: not recorded).  Activities are rejected if they are few, and if
+    their distance from all others is ten times the time that the others span, and:
+
+    - the call that launched them is not as far from the others, or
+    - their launch is not recorded, and the distance is more than a minute.
+    """
+    usable = np.ones(len(start), dtype=bool)
+    known_launches = launch[np.isfinite(launch)]
+    # With very few activities, launches tell which of them are in the time of the trace.
+    context = known_launches if len(start) < 3 else np.empty(0)
+    for apart, distance in _far_groups(np.concatenate((start, context))):
+        rows = apart[apart < len(start)]
+        delay = start[rows] - launch[rows]
+        agrees = np.abs(delay) < distance / 2
+        is_unknown = ~np.isfinite(delay) & (distance < UNLAUNCHED_DISTANCE)
+        usable[rows] &= agrees | is_unknown
+    duration = end - start
+    rows = np.flatnonzero(usable & (duration > MAX_DURATION))
+    if len(rows) and len(rows) <= max(1, _MAX_SHARE * len(start)) and usable.sum() > len(rows):
+        others = usable.copy()
+        others[rows] = False
+        span = end[others].max() - start[others].min()
+        usable[rows] &= duration[rows] <= _MIN_RATIO * span
+    return usable if usable.any() else np.ones(len(start), dtype=bool)
+
+
+def _far_groups(times: np.ndarray) -> list[tuple[np.ndarray, float]]:
+    """(rows, distance) of small groups of times that are far from all others."""
+    order = np.argsort(times, kind="stable")
+    groups = []
+    low, high = 0, len(order)
+    while high - low > 1:
+        current = times[order[low:high]]
+        gaps = np.diff(current)
+        cut = int(np.argmax(gaps)) + 1
+        before, after = cut, len(current) - cut
+        # Of two groups of the same size, the earlier one is rejected: a missing time is zero.
+        is_first = before <= after
+        core = current[cut:] if is_first else current[:cut]
+        distance = float(gaps[cut - 1])
+        is_far = distance > MIN_DISTANCE and distance > _MIN_RATIO * float(core[-1] - core[0])
+        if not is_far or min(before, after) > max(1, _MAX_SHARE * len(times)):
+            break
+        rows = order[low : low + cut] if is_first else order[low + cut : high]
+        groups.append((rows, distance))
+        low, high = (low + cut, high) if is_first else (low, low + cut)
+    return groups
+
+
+def launching_calls(
+    start: np.ndarray, key: np.ndarray, call_start: np.ndarray, call_key: np.ndarray
+) -> np.ndarray:
+    """Row of the call that launched each activity, int64; -1: it is not recorded.
+
+    ``start`` and ``key`` have the shape [activities], ``call_start`` and ``call_key`` the shape
+    [calls].  An activity and its call have the same key, for example a correlation id; negative
+    keys are unknown.  Ids of several processes can be equal and ids can wrap around, so of several
+    calls with the key the last one that began before the activity counts, else the first one.
+    """
+    rows = np.full(len(key), -1, dtype=np.int64)
+    if not len(call_key):
+        return rows
+    order = np.lexsort((call_start, call_key))
+    keys, starts = call_key[order], call_start[order]
+    first = np.searchsorted(keys, key, side="left")
+    count = np.searchsorted(keys, key, side="right") - first
+    count[key < 0] = 0
+    rows[count > 0] = order[first[count > 0]]
+    for activity in np.flatnonzero(count > 1).tolist():
+        low = int(first[activity])
+        same = starts[low : low + int(count[activity])]
+        before = int(np.searchsorted(same, start[activity], side="right"))
+        rows[activity] = order[low + max(before - 1, 0)]
+    return rows
+
+
+NO_LANE = "none, on lane"
+NO_PHASE = "without a valid phase"
+NO_TIME = "without a valid start or duration"
+OUT_OF_TIME = "with a time far outside the trace"
+NOT_AN_EVENT = "with other JSON than an event"
+
+
+def event_remarks(unusable: Counter[str], unknown_categories: Counter[str]) -> list[str]:
+    """Skipped events, by reason, and events of unknown categories, a sentence each."""
+    remarks = [
+        f"{pluralize(count, 'event')} {reason} {'is' if count == 1 else 'are'} skipped"
+        for reason, count in unusable.items()
+    ]
+    if unknown_categories:
+        names = ", ".join(repr(name[:40]) for name in unknown_categories)
+        count = sum(unknown_categories.values())
+        remarks.append(
+            f"{pluralize(count, 'event')} of unknown categories ({names}) "
+            f"{'is' if count == 1 else 'are'} not counted as GPU work"
+        )
+    return remarks
+
 
 MAX_HOST_NAMES = 100_000
 """Limit of the names of host calls; a trace can have a new name for every call."""

@@ -9,12 +9,15 @@ import numpy as np
 
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
-from nostall.workload.traces.event_columns import ColumnBuilder, spans
-from nostall.workload.traces.event_remarks import event_remarks
+from nostall.workload.traces.event_columns import (
+    ColumnBuilder,
+    event_remarks,
+    has_usable_time,
+    spans,
+)
 from nostall.workload.traces.kineto.metadata import read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, RuntimeCalls
 from nostall.workload.traces.stream.event_stream import TraceFile
-from nostall.workload.traces.usable_times import has_usable_time
 
 
 @dataclass(frozen=True)

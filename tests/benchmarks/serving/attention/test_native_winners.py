@@ -28,8 +28,7 @@ from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import PLANS
 from nostall.serving.batch.examples import make_batch
 from nostall.store import Store
-from nostall.tuning.attention.sources import attention_functions, step_sources
-from nostall.tuning.attention.step import AttentionStep
+from nostall.tuning.attention.sources import AttentionStep, attention_functions, step_sources
 from nostall.tuning.gpu_objective import Decision
 from tests.unit.attach.variants import GPU, keep_variant
 from tests.unit.tuning.attention.fake_gpu import FakeGpu

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from nostall.optimizing.program import program_environment  # noqa: E402
+from tests.unit.fusion.codegen.interpreter_process import run_watched  # noqa: E402
 
 FUSED = {"name": "fused", "kind": "optimizer", "value": "fused", "result_class": "bit-equal"}
 EVALUATED_FIRST = """
@@ -34,39 +35,43 @@ print("fused:", opt.param_groups[0]["fused"])
 """
 
 
-def run(folder: Path, program: str, *changes: dict[str, str], **settings: Any) -> Any:
-    """The program with a bundle of these changes."""
+def run(
+    folder: Path, program: str, *changes: dict[str, str], in_fork: bool = True, **settings: Any
+) -> tuple[str, str]:
+    """Output and errors of the program with a bundle of these changes."""
     script = folder / "train.py"
     script.write_text(program)
     given = {
         "folder": os.devnull, "director": 0, "step": None, "bundle": "b.json", "changes": changes,
         "machine": {"torch": torch.__version__, "driver": None}, **settings,
     }  # fmt: skip
+    variables = program_environment(os.environ, given)
+    if in_fork:
+        return run_watched(script, variables)
     ended = subprocess.run(
-        [sys.executable, str(script)], env=program_environment(os.environ, given),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, str(script)], env=variables, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
-    return ended
+    return ended.stdout, ended.stderr
 
 
 def test_an_evaluation_before_the_training_is_no_step(tmp_path: Path) -> None:
-    ended = run(tmp_path, EVALUATED_FIRST + TRAINED, FUSED)
-    assert "fused: True" in ended.stdout and "applied fused" in ended.stderr
+    out, err = run(tmp_path, EVALUATED_FIRST + TRAINED, FUSED, in_fork=False)
+    assert "fused: True" in out and "applied fused" in err
 
 
 def test_steps_of_another_kind_are_named(tmp_path: Path) -> None:
-    ended = run(tmp_path, EVALUATED_FIRST + TRAINED, FUSED, step_is="each call of Sequential")
-    assert "fused: None" in ended.stdout and "applied fused" not in ended.stderr
+    out, err = run(tmp_path, EVALUATED_FIRST + TRAINED, FUSED, step_is="each call of Sequential")
+    assert "fused: None" in out and "applied fused" not in err
     reason = "and it was measured on each call of Sequential"
-    assert "not applied: a step is" in ended.stderr and reason in ended.stderr
+    assert "not applied: a step is" in err and reason in err
 
 
 def test_a_bundle_of_calls_is_applied_at_such_calls(tmp_path: Path) -> None:
     change = {"name": "inductor", "kind": "compile", "value": "eager", "result_class": "bit-equal"}
     program = EVALUATED_FIRST + "print('compiled:', m._compiled_call_impl is not None)"
-    ended = run(tmp_path, program, change, step_is="each call of Linear")
-    assert "compiled: True" in ended.stdout and "applied inductor" in ended.stderr
+    out, err = run(tmp_path, program, change, step_is="each call of Linear")
+    assert "compiled: True" in out and "applied inductor" in err
 
 
 @pytest.mark.parametrize(
@@ -83,6 +88,6 @@ def test_what_would_change_nothing_is_named(
     change: dict[str, str], before: str, reason: str, tmp_path: Path
 ) -> None:
     trained = TRAINED if "opt =" not in before else TRAINED[TRAINED.index("for") :]
-    ended = run(tmp_path, f"{EVALUATED_FIRST}{before}\n{trained}", change)
-    assert "not applied: fused: " in ended.stderr and reason in ended.stderr
-    assert "run `nostall optimize` again" in ended.stderr and "applied fused" not in ended.stderr
+    _, err = run(tmp_path, f"{EVALUATED_FIRST}{before}\n{trained}", change)
+    assert "not applied: fused: " in err and reason in err
+    assert "run `nostall optimize` again" in err and "applied fused" not in err

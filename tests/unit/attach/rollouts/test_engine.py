@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from nostall.attach.rollouts.engine import Engine
-from nostall.attach.rollouts.session import CHILD, Settings, started
+from nostall.attach.rollouts.job import CHILD, Settings, started
 
 PROGRAM = """
 import json, os, sys, time
@@ -79,7 +79,7 @@ def test_an_answer_that_is_late_ends_the_engine(folder: Path) -> None:
 def test_engines_of_a_session_have_the_model_and_end_with_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nostall.attach.rollouts.session.CHILD", "fake_child")
+    monkeypatch.setattr("nostall.attach.rollouts.job.CHILD", "fake_child")
     assert CHILD == "nostall.attach.rollouts.child"
     with started(["FLASH_ATTN", "CUSTOM"], Settings("{}", 1.0), 0.0) as engines:
         assert [engine.name for engine in engines] == ["FLASH_ATTN", "CUSTOM"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.attach.rollouts.generation import Event, summary
-from nostall.attach.rollouts.rates import (
+from nostall.attach.rollouts.job import (
     compare,
     equal_tokens,
     rate_with_prompts,

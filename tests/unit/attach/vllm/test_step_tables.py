@@ -103,8 +103,7 @@ def test_the_plug_in_compiles_the_kernels_that_the_native_search_starts_from(
 ) -> None:
     pytest.importorskip("triton")
     from nostall.serving.batch.examples import make_batch
-    from nostall.tuning.attention.sources import recorded_sources, step_sources
-    from nostall.tuning.attention.step import AttentionStep
+    from nostall.tuning.attention.sources import AttentionStep, recorded_sources, step_sources
 
     properties = types.SimpleNamespace(multi_processor_count=4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

@@ -12,9 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nostall.attach.rollouts import engine
-from nostall.attach.rollouts.job import RolloutJob, run_job
+from nostall.attach.rollouts.job import RolloutJob, Settings, run_job
 from nostall.attach.rollouts.model import GIB, Memory, Model, ModelConfig
-from nostall.attach.rollouts.session import Settings
 from nostall.attach.rollouts.workload import Rollout
 from nostall.cli.report import report
 from nostall.cli.serving import rollouts as command

@@ -16,12 +16,13 @@ from nostall.papers.automap.planner import (
     PARTITION_REWARD,
     REPLICATE,
     REPLICATE_REWARD,
+    Dimension,
     PartitionGame,
+    Propagation,
     explore,
     linkage_groups,
     plan_automap,
 )
-from nostall.papers.automap.propagation import Dimension, Propagation
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.sharding.planners.sharding import Options
 from tests.unit.parallel.sharding.steps import captured, prices

@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="the game needs the extra nostall[rl]")
 
-from nostall.papers.game.actions import MemorySlides
-from nostall.papers.game.neighbour_exchanges import NeighbourExchanges
+from nostall.papers.game.actions import MemorySlides, NeighbourExchanges
 from nostall.sass.schedule.moves import Slide
 from nostall.sass.schedule.space import ScheduleSpace
 from tests.unit.papers.game.kernels import CORPUS, dot_product, largest, transpose

@@ -102,6 +102,48 @@ def test_a_saved_profile_is_loaded_unchanged(tmp_path: Path) -> None:
     assert not profile.memory_measured
 
 
+def test_the_text_of_a_saved_profile(tmp_path: Path) -> None:
+    profile = Profile("mine", (Layer("a", 1, 2, 3), Layer("b", 0.5, 1)), (Tensor(0, 1, 8),), 16)
+    save_profile(profile, tmp_path / "p.json")
+    assert (
+        (tmp_path / "p.json").read_text()
+        == """{
+ "nostall_profile": 1,
+ "name": "mine",
+ "batch": 16,
+ "layers": [
+  {
+   "name": "a",
+   "forward_s": 1.0,
+   "backward_s": 2.0,
+   "parameter_bytes": 3.0,
+   "stored_bytes": null,
+   "weight_gradient_s": null
+  },
+  {
+   "name": "b",
+   "forward_s": 0.5,
+   "backward_s": 1.0,
+   "parameter_bytes": 0.0,
+   "stored_bytes": null,
+   "weight_gradient_s": null
+  }
+ ],
+ "tensors": [
+  {
+   "producer": 0,
+   "last_consumer": 1,
+   "bytes": 8.0,
+   "gradient": true
+  }
+ ],
+ "passes": null,
+ "spread": null
+}
+"""
+    )
+
+
 def test_the_batch_size_is_read_from_the_file_name(tmp_path: Path) -> None:
     path = tmp_path / "model-pbs-32.txt"
     path.write_text(GRAPH)

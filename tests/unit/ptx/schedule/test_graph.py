@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nostall.ptx.program.blocks import Block
-from nostall.ptx.schedule.graph import BlockGraph, build_graph
+from nostall.ptx.schedule.space import BlockGraph, build_graph
 from tests.unit.ptx.ptx_texts import module
 
 

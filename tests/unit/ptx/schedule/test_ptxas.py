@@ -15,8 +15,7 @@ from nostall.ptx.assemble.versions import find_assemblers
 from nostall.ptx.program.blocks import Block
 from nostall.ptx.program.module import parse
 from nostall.ptx.program.resources import Reference, Resource
-from nostall.ptx.schedule.graph import build_graph
-from nostall.ptx.schedule.space import PtxSpace, random_order
+from nostall.ptx.schedule.space import PtxSpace, build_graph, random_order
 from nostall.ptx.schedule.state import PtxState
 from tests.unit.ptx.ptx_texts import corpus
 

@@ -10,8 +10,9 @@ from nostall.sass.binary.encoding import Control
 from nostall.sass.program import registers
 from nostall.sass.program.cover_rules import RULES, Claim, group
 from nostall.sass.program.instruction import Instruction, parse_text
-from nostall.sass.safety import evidence, mined_tables, pairing
+from nostall.sass.safety import latency, pairing
 from nostall.sass.safety.latency import _DONE_BEFORE_VARIABLE, LatencyTable
+from tools.mining import floors as mining
 
 R, UR = (lambda i: registers.number("R", i)), (lambda i: registers.number("UR", i))
 
@@ -195,8 +196,8 @@ def test_lepc_depends_on_its_own_address_and_is_a_barrier() -> None:
 
 def count_distances(*order: Instruction) -> Counter[tuple[str, str, int]]:
     """(kind, exact name, cycles) -> occurrences in one block."""
-    sightings: evidence.Sightings = Counter()
-    evidence.count_distances(order, 90, sightings)
+    sightings: mining.Sightings = Counter()
+    mining.count_distances(order, 90, sightings)
     return Counter({(k, n, d): c for (k, n, _, d), c in sightings.items()})
 
 
@@ -220,17 +221,17 @@ def test_a_form_without_evidence_does_not_raise_the_floor_above_its_class() -> N
 def test_a_pair_of_a_rarely_seen_class_has_its_attested_distance() -> None:
     add = instruction("IADD3 R4, R4, R5, RZ", [R(4)], [R(4), R(5)])
     class_name = pairing.coarse_names(add, add, R(4), "RAW")[1]
-    pair = {"RAW": {"IADD3>R|IADD3.1": mined_tables.Row(6, 3)}}
+    pair = {"RAW": {"IADD3>R|IADD3.1": latency.Row(6, 3)}}
 
-    def least(seen: int, attested: mined_tables.Rows) -> int:
-        floors = {"RAW": {class_name: mined_tables.Row(9, seen)}}
-        tables = mined_tables.MinedTables(floors, attested, {}, {})
+    def least(seen: int, attested: latency.Rows) -> int:
+        floors = {"RAW": {class_name: latency.Row(9, seen)}}
+        tables = latency.MinedTables(floors, attested, {}, {})
         return LatencyTable(90, tables).min_distance(add, add, R(4), "RAW")
 
     assert least(40, pair) == 9  # three sightings of a pair lower no well-observed class
     assert least(39, pair) == 6
     assert least(39, {}) == 9  # the smallest row of the producer
-    assert LatencyTable(90, mined_tables.MinedTables({}, {}, {}, {})).min_distance(
+    assert LatencyTable(90, latency.MinedTables({}, {}, {}, {})).min_distance(
         add, add, R(4), "RAW"
     ) > 9  # fmt: skip
 
@@ -266,9 +267,9 @@ def test_the_least_distance_and_the_occurrences_of_two_tables_are_combined() -> 
         "attested": {"AFTER": {"BAR|LDS": [2, 90, 9], "BAR|STS": [3, 5, 2]}},
         "suffices": {"RAW": {"FADD>R": [6, 30, 4]}},
     }
-    tables = mined_tables.combine(corpus, libraries)
-    assert tables.floors["RAW"]["fma>R|fma:data"] == mined_tables.Row(4, 57)
-    assert tables.sufficient["RAW"]["FADD>R"] == mined_tables.Row(6, 50)
+    tables = latency.combine(corpus, libraries)
+    assert tables.floors["RAW"]["fma>R|fma:data"] == latency.Row(4, 57)
+    assert tables.sufficient["RAW"]["FADD>R"] == latency.Row(6, 50)
     assert tables.attested["AFTER"]["BAR|LDS"].distance == 6  # measured on a GPU: never lowered
     assert tables.attested["AFTER"]["BAR|STS"].distance == 3
 

@@ -9,7 +9,7 @@ from benchmarks.sass.pages import evidence
 
 import nostall.sass.safety
 from nostall.sass.safety import Finding
-from nostall.sass.safety.rules import BY_KIND, RULES
+from nostall.sass.safety.verdict import BY_KIND, RULES
 
 FOLDER = Path(nostall.sass.safety.__file__).parent
 _KIND = re.compile(r"(?:report|inding|append)\(\(?\s*f?\"([a-z-]+)(\{)?")

@@ -12,8 +12,14 @@ from tests.unit.serving.attention.interpreted import CASES
 MODULE = "tests.unit.serving.attention.interpreted"
 
 
-LONG = ("many splits", "long decodes", "shared prefixes, trees, odd group")
-"""Cases of thousands of keys, or of a combination, which take as long as all others together."""
+LONG = (
+    "many splits", "long decodes", "shared prefixes", "shared prefixes, trees, odd group",
+    "decodes with nested prefixes",
+)  # fmt: skip
+"""Cases of thousands of keys, or of a combination, which take longer than all others together.
+
+Nested prefixes stay, and decodes with them in fp8.
+"""
 
 
 def check_fp32_rounding(names: Collection[str], dtype: str = "float32") -> None:

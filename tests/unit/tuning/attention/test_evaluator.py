@@ -16,13 +16,13 @@ from nostall.gpu import Kernel, MeasurementPlan
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.rules import PLANS
 from nostall.serving.attention.winners import gpu_batch
-from nostall.serving.attention.winners.exact import exact_token
+from nostall.serving.attention.winners.gpu_batch import exact_token
 from nostall.serving.batch import odd_batches
 from nostall.serving.batch.examples import make_batch
 from nostall.serving.batch.ragged import RaggedBatch
 from nostall.tuning.attention import evaluator
 from nostall.tuning.attention.evaluator import StepEvaluator
-from nostall.tuning.attention.step import AttentionStep
+from nostall.tuning.attention.sources import AttentionStep
 
 SHAPE = AttentionShape(2, 1, 64)
 STEP = AttentionStep(make_batch([1, 1], [30, 50]), SHAPE, PLANS["decode"], "float16", "two decodes")

@@ -38,8 +38,7 @@ from nostall.tuning.attention.job import (
     tune_step,
 )
 from nostall.tuning.attention.portfolio import check_portfolio
-from nostall.tuning.attention.sources import attention_functions, step_sources
-from nostall.tuning.attention.step import AttentionStep
+from nostall.tuning.attention.sources import AttentionStep, attention_functions, step_sources
 from nostall.tuning.settings import Settings
 from nostall.tuning.strategies import ASSEMBLER
 from tests.unit.tuning.attention.fake_gpu import FakeGpu, InProcess

@@ -18,8 +18,12 @@ from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import GLUON_PLANS
 from nostall.serving.batch.examples import make_batch
 from nostall.serving.batch.odd_batches import odd_batch
-from nostall.tuning.attention.sources import attention_functions, recorded_sources, step_sources
-from nostall.tuning.attention.step import AttentionStep
+from nostall.tuning.attention.sources import (
+    AttentionStep,
+    attention_functions,
+    recorded_sources,
+    step_sources,
+)
 
 SHAPE = AttentionShape(4, 2, 64)
 PLAN = AttentionPlan(

@@ -15,7 +15,7 @@ from nostall.ptx.assemble.command import plain_command
 from nostall.ptx.assemble.versions import Assembler, find_assemblers, version_numbers
 from nostall.ptx.safety.validate import Validator
 from nostall.sass.safety import validate
-from nostall.tuning.regress import job, older, recover
+from nostall.tuning.regress import job, recover
 from nostall.tuning.regress.job import Case, compare, find_ptxas
 from nostall.tuning.regress.losses import find_losses, is_recovered, name_causes, shares
 from nostall.tuning.regress.measured import measure
@@ -161,45 +161,45 @@ def test_an_order_alone_is_named(case: Case) -> None:
 
 @pytest.mark.skipif(not OTHERS, reason="needs two versions of ptxas")
 def test_a_lower_version_needs_the_proof_of_the_newer_ptxas() -> None:
-    known = older.lower_version(PTX, older._run(PTX.replace("8.0", "99.0"), COMMAND, OTHERS[0]))
+    known = job.lower_version(PTX, job._run(PTX.replace("8.0", "99.0"), COMMAND, OTHERS[0]))
     version = known[1].split()[-1]
-    too_new = PTX.replace("8.0", older.lower_version(PTX, refused(NEWEST))[1].split()[-1])
-    found = older.assemble_with(too_new, COMMAND, OTHERS[0], NEWEST)
+    too_new = PTX.replace("8.0", job.lower_version(PTX, refused(NEWEST))[1].split()[-1])
+    found = job.assemble_with(too_new, COMMAND, OTHERS[0], NEWEST)
     assert found.run.cubin and (found.lowered.endswith(f"→ {version}") or not found.lowered)
-    assert older.offer_older(too_new, "pressure", COMMAND, OTHERS[0], NEWEST).offered
+    assert job.offer_older(too_new, "pressure", COMMAND, OTHERS[0], NEWEST).offered
 
 
 COMMAND = plain_command(PTX)
 
 
 def refused(assembler: Assembler):  # type: ignore[no-untyped-def]
-    return older._run(PTX.replace("8.0", "99.0"), COMMAND, assembler)
+    return job._run(PTX.replace("8.0", "99.0"), COMMAND, assembler)
 
 
 def test_newer_instructions_are_not_proved_away() -> None:
     text = ptx_texts()["nvcc-hopper.sm_90a"]
     run = replace(refused(NEWEST), detail="Unsupported .version 9.9; current version is '7.1'")
-    lowered, words = older.lower_version(text, run)
+    lowered, words = job.lower_version(text, run)
     assert words.endswith("→ 7.1") and ".version 7.1" in lowered
     with pytest.raises(
         BadInput, match=r"(?s)→ 7.1 is not possible.*requires PTX ISA .*; give a newer baseline"
     ):
-        older._prove(text, lowered, plain_command(text), NEWEST, words)
+        job._prove(text, lowered, plain_command(text), NEWEST, words)
 
 
 def test_other_machine_code_is_no_proof() -> None:
     limited = PTX.replace("\n{\n", "\n.maxnreg 32\n{\n")
     with pytest.raises(BadInput, match="other machine code"):
-        older._prove(PTX, limited, COMMAND, NEWEST, "9.9 → 8.0")
+        job._prove(PTX, limited, COMMAND, NEWEST, "9.9 → 8.0")
 
 
 def test_an_older_ptxas_with_a_known_fault_is_not_offered() -> None:
     text = ptx_texts()["gemm_leakyrelu-wgmma.sm_90"]
     kernel = re.search(r"\.entry (\w+)", text)
     old = Assembler(NEWEST.path, "12.9.86")
-    offer = older.offer_older(text, kernel[1] if kernel else "", plain_command(text), old, NEWEST)
+    offer = job.offer_older(text, kernel[1] if kernel else "", plain_command(text), old, NEWEST)
     assert not offer.offered and "flash-linear-attention/pull/1262" in offer.reason
-    offer = older.offer_older(PTX, "pressure", COMMAND, NEWEST, NEWEST)
+    offer = job.offer_older(PTX, "pressure", COMMAND, NEWEST, NEWEST)
     assert not offer.offered and "not older" in offer.reason
 
 

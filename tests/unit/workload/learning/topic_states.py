@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from nostall.workload.learning.topics.categories import UNLIMITED, Limits, draw_categories
+from nostall.workload.learning.topics.classifier import ConcentrationPriors, draw_concentrations
 from nostall.workload.learning.topics.counts import (
     Counts,
     add_token,
     empty_counts,
     whole_blocks,
 )
-from nostall.workload.learning.topics.hyper import ConcentrationPriors, draw_concentrations
 from nostall.workload.learning.topics.merges import split_or_merge
 from nostall.workload.learning.topics.tokens import Concentrations, Documents, draw_topics
 from nostall.workload.learning.topics.topic_merges import split_or_merge_topics

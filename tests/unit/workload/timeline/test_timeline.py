@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from nostall.core import BadTrace
 from nostall.workload.jobs.record import Resource
-from nostall.workload.timeline.analysis import TIME_PARTS, Timeline, build_timelines
+from nostall.workload.timeline.analysis import TIME_PARTS, Timeline, build_timelines, slice_shares
 from nostall.workload.timeline.bottlenecks import MIN_SHARE, find_bottlenecks
 from nostall.workload.timeline.intervals import Intervals
 from nostall.workload.timeline.kernels import kernel_times
-from nostall.workload.timeline.time_slices import slice_shares
 from nostall.workload.traces.kineto.reader import read_kineto
 from nostall.workload.traces.work_kinds import WorkKind
 from tests.unit.workload.job_records import TEST_HARDWARE

@@ -33,9 +33,13 @@ from nostall.search.loop import begin
 try:
     import torch
 
-    from nostall.papers.game.ppo.learner import GraphPpoParameters, Learner, TrainingEnvironment
+    from nostall.papers.game.ppo.learner import (
+        GraphPpoParameters,
+        Learner,
+        StartStatePool,
+        TrainingEnvironment,
+    )
     from nostall.papers.game.ppo.policy import GraphPolicy, load_policy
-    from nostall.papers.game.ppo.start_states import StartStatePool
     from nostall.papers.game.randomness import isolated_random_state
 except ImportError as error:
     raise MissingPart(

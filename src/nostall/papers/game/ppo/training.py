@@ -22,6 +22,7 @@ from nostall.papers.game.ppo.learner import (
     GraphPpoParameters,
     Learner,
     RunningRms,
+    StartStatePool,
     TrainingEnvironment,
 )
 from nostall.papers.game.ppo.policy import (
@@ -31,7 +32,6 @@ from nostall.papers.game.ppo.policy import (
     policy_weights,
     save_policy,
 )
-from nostall.papers.game.ppo.start_states import StartStatePool
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.sass.schedule.moves import ScheduleMove
 

@@ -3,6 +3,14 @@
 Equal instructions have equal numbers: the same guard, opcode without hints, and operands with the
 same registers.  Anything that this module cannot take apart is :class:`Unreadable` or reads and
 writes all registers that it names.
+
+Cache hints that a candidate may add, change or remove.
+
+PTX ISA 9.7.9 calls them performance hints: eviction priorities and the size of an L2 prefetch.
+They are allowed on weak loads and stores with an explicit ``.global``, and the prefetch size also
+on ``cp.async``: with a generic address that is not global the prefetch is undefined.  The cache
+operators ``.ca``, ``.cg``, ``.cv``, ``.lu`` and ``.wt`` select where data are kept and how fresh
+they are, so they belong to the instruction.
 """
 
 from __future__ import annotations
@@ -11,8 +19,6 @@ import re
 from typing import NamedTuple
 
 from nostall.ptx.safety.reading import pseudo_registers as state
-from nostall.ptx.safety.reading import special_registers
-from nostall.ptx.safety.reading.hints import split_hints
 from nostall.ptx.safety.reading.lexical import Unreadable, normalise
 from nostall.ptx.safety.reading.opcodes import (
     FOOTPRINTS,
@@ -25,6 +31,64 @@ from nostall.ptx.safety.reading.opcodes import (
     touched_memory,
 )
 from nostall.ptx.safety.reading.scope import Name, Scope
+
+_PREFETCH = frozenset({"L2::64B", "L2::128B", "L2::256B"})
+_EVICTION = frozenset(
+    {
+        "L1::evict_normal",
+        "L1::evict_unchanged",
+        "L1::evict_first",
+        "L1::evict_last",
+        "L1::no_allocate",
+        "L2::evict_normal",
+        "L2::evict_first",
+        "L2::evict_last",
+    }
+)
+_STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "mmio", "async", "bulk"})
+
+
+def split_hints(opcode: str) -> tuple[str, str]:
+    """(opcode without the hints that may differ, these hints joined by dots)."""
+    if "L1::" not in opcode and "L2::" not in opcode:
+        return opcode, ""
+    root, *modifiers = opcode.split(".")
+    allowed = _allowed_hints(root, frozenset(modifiers))
+    kept = [m for m in modifiers if m not in allowed]
+    hints = [m for m in modifiers if m in allowed]
+    return ".".join((root, *kept)), ".".join(hints)
+
+
+def _allowed_hints(root: str, modifiers: frozenset[str]) -> frozenset[str]:
+    if root in ("ld", "st") and "global" in modifiers and not modifiers & _STRONG:
+        return _PREFETCH | _EVICTION
+    if root == "cp" and {"async", "global"} <= modifiers and "bulk" not in modifiers:
+        return _PREFETCH
+    return frozenset()
+
+
+_CONSTANT = re.compile(
+    r"""%(?:tid|ntid|laneid|nwarpid|ctaid|nctaid|nsmid|gridid|is_explicit_cluster|clusterid
+    |nclusterid|cluster_ctaid|cluster_nctaid|cluster_ctarank|cluster_nctarank
+    |lanemask_(?:eq|le|lt|ge|gt)|envreg\d+|reserved_smem_offset_(?:begin|end|cap|\d+)
+    |total_smem_size|aggr_smem_size|dynamic_smem_size|current_graph_exec)""",
+    re.VERBOSE,
+)
+_VOLATILE = re.compile(
+    r"%(?:warpid|smid|clock|clock_hi|clock64|pm\d+(?:_64)?|globaltimer(?:_lo|_hi)?)"
+)
+"""Registers whose value may change while a thread runs."""
+
+
+def is_special(name: str) -> bool:
+    """Whether a name is that of a special register."""
+    return (_CONSTANT.fullmatch(name) or _VOLATILE.fullmatch(name)) is not None
+
+
+def is_volatile(name: str) -> bool:
+    """Whether the register may change while a thread runs, so that reads of it keep their order."""
+    return _VOLATILE.fullmatch(name) is not None
+
 
 FOREIGN = -1
 """Number of an instruction that the original function does not have."""
@@ -139,8 +203,8 @@ class _Operand:
     def _add(self, name: str, suffix: str, offset: int, scope: Scope) -> str:
         if name in _BUILT_IN:
             return name + suffix
-        if scope.resolve(name) is None and special_registers.is_special(name):
-            self.is_volatile |= special_registers.is_volatile(name)
+        if scope.resolve(name) is None and is_special(name):
+            self.is_volatile |= is_volatile(name)
             return name + suffix
         found = _resolve(name, offset, scope)
         self.names.append(found)

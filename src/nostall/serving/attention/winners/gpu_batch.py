@@ -1,4 +1,7 @@
-"""A batch on a GPU with random queries and caches, that plans of attention can be timed on."""
+"""A batch on a GPU with random queries and caches, that plans of attention can be timed on.
+
+Exact attention of its sampled query tokens is computed in fp64 on the device of the batch.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,49 @@ from nostall.serving.attention.launch import (
     PagedCache,
 )
 from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.winners.exact import exact_token, sample_tokens
 from nostall.serving.batch.ragged import RaggedBatch
 from nostall.serving.batch.trees import pack_trees
 from nostall.serving.errors import BadBatch
 from nostall.serving.tables.columns import REDUCTIONS, UNITS
 from nostall.serving.tables.host import build_tables
+
+
+def sample_tokens(ragged: RaggedBatch, count: int = 32, seed: int = 0) -> NDArray[np.int64]:
+    """The first and last tokens of the first and last sequences, and random ones."""
+    starts = ragged.query_starts
+    tokens = int(starts[-1])
+    edges = [0, tokens - 1, min(int(starts[len(ragged) - 1]), tokens - 1)]
+    drawn = np.random.default_rng(seed).integers(0, tokens, count)
+    return np.unique(np.concatenate([edges, drawn])).astype(np.int64)
+
+
+def exact_token(
+    ragged: RaggedBatch, shape: AttentionShape, query: Tensor, cache: PagedCache, token: int
+) -> Tensor:
+    """The result of one query token in fp64, (heads, head dimension)."""
+    starts = ragged.query_starts
+    sequence = int(np.searchsorted(starts, token, side="right")) - 1
+    keys = int(ragged.kv_lengths[sequence])
+    own = token - int(starts[sequence])
+    context = keys - int(ragged.query_lengths[sequence])
+    positions = torch.arange(keys, device=query.device)
+    seen = positions <= context + own
+    if shape.window:
+        seen &= positions > context + own - shape.window
+    mask = ragged.tree_mask(sequence)
+    if mask is not None:
+        seen[context:] &= torch.from_numpy(mask[own]).to(query.device)
+    at = np.flatnonzero(seen.cpu().numpy())
+    pages = torch.from_numpy(ragged.block_table[sequence, at // ragged.page_size]).long()
+    slots = torch.from_numpy(at % ragged.page_size)
+    index = (pages.to(query.device), slots.to(query.device))
+    key, value = (t[index].double().transpose(0, 1) for t in (cache.keys, cache.values))
+    rows = query[token].double().view(shape.kv_heads, shape.group, shape.head_dim)
+    scores = rows @ key.transpose(1, 2) * shape.score_scale
+    if shape.soft_cap:
+        scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
+    return (torch.softmax(scores, dim=-1) @ value).reshape(shape.heads, shape.head_dim)
+
 
 ROTATED_BYTES = 256 << 20
 """Bytes of all copies of the cache at least, so that the L2 cache (50 MB) does not hold them."""

@@ -10,8 +10,7 @@ import numpy as np
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
 from nostall.core.text.plurals import pluralize
-from nostall.workload.traces.event_columns import ColumnBuilder, spans
-from nostall.workload.traces.event_remarks import event_remarks
+from nostall.workload.traces.event_columns import ColumnBuilder, event_remarks, spans
 from nostall.workload.traces.kineto.metadata import read_metadata
 from nostall.workload.traces.kineto.schema import Metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording

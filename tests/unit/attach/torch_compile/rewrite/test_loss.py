@@ -305,7 +305,10 @@ STAYS: dict[str, tuple[Callable[..., Any], str]] = {
 def compiled(
     function: Callable[..., Any], given: list[Any], dynamic: bool | None = False, **options: Any
 ) -> Any:
-    """The function with chunked losses, by AOTAutograd; ``given`` gets what became of them."""
+    """The function with chunked losses, by AOTAutograd if it changes.
+
+    ``given`` gets what became of them.
+    """
 
     def backend(module: Any, inputs: Any) -> Any:
         given.append(chunk_losses(module, **({"forced": True} | options)))
@@ -314,7 +317,7 @@ def compiled(
         given[-1].flags = next(
             (node.args[-4:-1] for node in module.graph.nodes if node.target is LINEAR_LOSS), None
         )
-        return aot_eager(module, inputs)
+        return aot_eager(module, inputs) if given[-1].changed else module.forward
 
     torch._dynamo.reset()
     return torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)

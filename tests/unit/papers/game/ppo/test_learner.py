@@ -26,6 +26,7 @@ from nostall.papers.game.ppo.learner import (
     GraphPpoParameters,
     Learner,
     Rollout,
+    StartStatePool,
     TrainingEnvironment,
 )
 from nostall.papers.game.ppo.policy import (
@@ -36,7 +37,6 @@ from nostall.papers.game.ppo.policy import (
     save_policy,
 )
 from nostall.papers.game.ppo.search import PpoSearch
-from nostall.papers.game.ppo.start_states import StartStatePool
 from nostall.papers.game.randomness import isolated_random_state
 from nostall.search.episodes import read_episodes
 from nostall.testing import check_search

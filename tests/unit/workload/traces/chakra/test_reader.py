@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.core import BadTrace
-from nostall.workload.traces.chakra.protobuf import read_varint
-from nostall.workload.traces.chakra.reader import read_chakra
+from nostall.workload.traces.chakra.reader import read_chakra, read_varint
 from nostall.workload.traces.work_kinds import WorkKind
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.typed_file import read_typed, write_typed
 
 from nostall.core.errors import BadInput
-from nostall.core.files.typed_file import read_typed, write_typed
 
 
 @dataclass(slots=True)

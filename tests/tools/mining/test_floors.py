@@ -10,13 +10,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from tests.corpus.catalogue import NVCC
-from tests.unit.sass.safety.test_latency import UR, R, count_distances, instruction
 
 from nostall.sass import Program
 from nostall.sass.program import registers
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.safety import mined_tables, mining
+from nostall.sass.safety import latency
+from tests.corpus.catalogue import NVCC
+from tests.unit.sass.safety.test_latency import UR, R, count_distances, instruction
+from tools.mining import floors as mining
 
 FILES = ("arithmetic.sm_80.cubin", "arithmetic.sm_90.cubin", "algorithms.sm_86.cubin")
 PREDICATE, P1 = registers.number("P", 0), registers.number("P", 1)
@@ -42,7 +43,7 @@ def test_each_family_has_a_table_that_can_be_read(tables: dict[int, dict[str, ob
     assert sorted(tables) == [80, 86, 90]
     for table in tables.values():
         assert (table["cubins"], table["source"]) == (1, "tests")
-        combined = mined_tables.combine(table)
+        combined = latency.combine(table)
         assert combined.attested["RAW"] and combined.floors["RAW"] and combined.ceilings
     (program,) = [Program.from_cubin((NVCC / name).read_bytes()) for name in FILES if "90" in name]
     count = sum(len(function.instructions) for function in program.functions)
@@ -68,10 +69,10 @@ def test_shipped_distances_are_not_above_those_of_committed_cubins(
 ) -> None:
     """What a compiler kept here often enough is not less than the shipped tables ask for."""
     for family, table in tables.items():
-        shipped = mined_tables.load(family)
+        shipped = latency.load(family)
         assert shipped is not None
         for kind in ("RAW", "WAW", "WAR"):
-            mined = mined_tables.combine(table).attested.get(kind, {})
+            mined = latency.combine(table).attested.get(kind, {})
             rows = shipped.attested.get(kind, {})
             known = mined.keys() & rows.keys()
             above = {n: (rows[n], mined[n]) for n in known if rows[n].distance > mined[n].distance}
