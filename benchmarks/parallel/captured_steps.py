@@ -123,7 +123,8 @@ def main(options: argparse.Namespace) -> None:
         result = Path(folder) / "result.json"
         subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-             str(options.gpus), "-m", __name__, str(result), *options.dtypes], check=True, timeout=LIMIT_S,
+             str(options.gpus), "-m", __name__, str(result), *options.dtypes],
+            check=True, timeout=LIMIT_S,
         )  # fmt: skip
         records = json.loads(result.read_text())
     save(options.out, kind="measured", gpus=options.gpus, records=records)
