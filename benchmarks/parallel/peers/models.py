@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from nostall.parallel.module import Job
 
@@ -27,9 +28,13 @@ RATE = 1e-4
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimiser of all arms."""
+    """The optimiser of all arms; a fused step takes no DTensors beside other tensors."""
     own = list(parameters)
-    return torch.optim.AdamW(own, lr=RATE, fused=own[0].device.type == "cuda")
+    kinds = (
+        [p for p in own if isinstance(p, DTensor) is is_dtensor] for is_dtensor in (True, False)
+    )
+    groups = [{"params": kind} for kind in kinds if kind]
+    return torch.optim.AdamW(groups, lr=RATE, fused=own[0].device.type == "cuda")
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
