@@ -34,7 +34,6 @@ def section() -> str:
         "date": content["date"],
         "gpus": content["gpus"],
         "rows": rows,
-        "ratios": [row["peer_over_chosen"]["ratio"] for row in rows],
         "launched": [
             r["launched_over_chosen"]["ratio"] for r in rows if "launched_over_chosen" in r
         ],
