@@ -187,9 +187,15 @@ def hybrid(job: Job, *devices: int) -> HybridFile:
 
 
 def engine(job: Job, name: Any, ranks: int) -> EngineFile:
-    """A plan of DDP or FSDP2."""
-    wrap = wrapped_blocks(job.module)
-    return EngineFile(name, 1.0, "job", BATCH, servers(1, ranks), name, wrap)
+    """A plan of DDP, FSDP2, or tensor parallelism inside blocks."""
+    wrap, kinds = wrapped_blocks(job.module), {".up": "colwise", ".down": "rowwise"}
+    styles: dict[str, Any] = {
+        part: style
+        for part, _ in job.module.named_modules()
+        for end, style in kinds.items()
+        if part.endswith(end) and name == "tp"
+    }
+    return EngineFile(name, 1.0, "job", BATCH, servers(1, ranks), name, wrap, styles=styles)
 
 
 class Single:

@@ -177,6 +177,8 @@ def plan_of(kind: str, job: Any) -> Any:
         "fsdp2": lambda: engine(job, "fsdp2", 2),
         "hybrid 1:1": lambda: hybrid(job, 1, 1),
         "ddp": lambda: engine(job, "ddp", 2),
+        "tp": lambda: engine(job, "tp", 2),
+        "tp 4": lambda: engine(job, "tp", 4),
         "fsdp2 3": lambda: engine(job, "fsdp2", 3),
         "hybrid": lambda: hybrid(job, 2, 1),
     }

@@ -83,9 +83,9 @@ def scenario_others(folder: Path) -> Any:
 
 
 def scenario_engines(folder: Path) -> Any:
-    kinds = ("ddp", "fsdp2 3")
+    kinds = ("ddp", "fsdp2 3", "tp")
     return {kind: compare(folder, "language", kind, 5) for kind in kinds} | {
-        "moves": _moves(folder, ("fsdp2 3", "pipeline", "ddp"))
+        "moves": _moves(folder, ("fsdp2 3", "tp 4", "pipeline", "tp", "ddp"))
     }
 
 
@@ -224,7 +224,8 @@ def _in_bfloat16(name: str, plan: Any) -> dict[str, Any]:
 
 ACCUMULATIONS = (
     ("language", "ddp"), ("language", "fsdp2"), ("language", "data parallel"),
-    ("language", "fsdp"), ("chain", "replicated weights"), ("language", "pipeline 2:2"),
+    ("language", "tp"), ("language", "fsdp"), ("chain", "replicated weights"),
+    ("language", "pipeline 2:2"),
     ("summed", "pipeline 1:2, zero bubble"), ("language", "megatron x data"), ("chain", "hybrid"),
 )  # fmt: skip
 

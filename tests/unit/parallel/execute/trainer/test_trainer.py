@@ -148,6 +148,7 @@ def test_two_hundred_steps_of_three_models_are_those_of_one_process(tmp_path: Pa
 def test_the_engines_of_torch_train_as_one_process_does(tmp_path: Path) -> None:
     """FSDP2 on three processes has shards of different sizes."""
     engines = run(tmp_path, "engines")["engines"]
+    assert engines["tp"]["engine"] == "tp" and engines["tp"]["own"] == [list(range(8))] * 2
     assert engines["ddp"]["engine"] == "ddp" and engines["fsdp2 3"]["engine"] == "fsdp2"
     for result in engines.values():
         check(result)
