@@ -167,6 +167,7 @@ def test_the_engines_of_torch_are_planned_launched_and_tried(files: Path) -> Non
         assert planned.code == 0 and f"{engine}: modelled step" in planned.out, planned.err
         done = nostall("launch", plan, "--steps", 2, "--device", "cpu", "--check")
         assert done.code == 0 and f"engine {engine}" in done.out, done.err
+    assert "no such pair" in error_line(nostall_here(*_arguments(files)[:-1], "tp"))
     refused = nostall_here("launch", plan, "--device", "cpu", "--try", 2)
     assert "lists no candidates" in error_line(refused)
     assert "--mesh does not change a plan of fsdp2" in error_line(

@@ -79,10 +79,6 @@ class EngineFile:
     styles: Mapping[str, Style] = field(default_factory=dict[str, Style])
     """Linear layers that tensor parallelism cuts; all else is whole on each rank."""
 
-    @property
-    def splits_samples(self) -> bool:
-        """Whether each rank has samples of its own."""
-        return self.engine != "tp"
 
 
 def engine_document(

@@ -23,6 +23,7 @@ from tests.unit.parallel.execute.trainer.models import (
     Single,
     data,
     engine,
+    heads,
     hybrid,
     pipeline,
     sharding,
@@ -222,3 +223,9 @@ def differences(results: list[Any], losses: list[float], weights: Any) -> dict[s
         ),
         "missing": sorted(set(weights) - {key for state in states for key in state}),
     }  # fmt: skip
+
+
+def refused_heads() -> str:
+    """The error of tensor parallelism for a fixed number of heads."""
+    job = heads()
+    return fails(lambda: build(engine(job, "tp", 2), job))

@@ -56,6 +56,7 @@ from tests.unit.parallel.execute.trainer.ranks import (
     on_ranks,
     plan_of,
     ranks_of,
+    refused_heads,
     single,
     train_by,
     train_plan,
@@ -85,7 +86,8 @@ def scenario_others(folder: Path) -> Any:
 def scenario_engines(folder: Path) -> Any:
     kinds = ("ddp", "fsdp2 3", "tp")
     return {kind: compare(folder, "language", kind, 5) for kind in kinds} | {
-        "moves": _moves(folder, ("fsdp2 3", "tp 4", "pipeline", "tp", "ddp"))
+        "moves": _moves(folder, ("fsdp2 3", "tp 4", "pipeline", "tp", "ddp")),
+        "fixed heads": on_ranks(2, folder, refused_heads),
     }
 
 
