@@ -38,8 +38,8 @@ from nostall.parallel.execute.parts.any_plan import load_any_plan
 
 CHECKED = 2
 """Steps of each way to run an arm whose losses are compared with those of a single process."""
-ROUNDS_S = 25.0
-"""Seconds before the end after which no arm is set up."""
+ROUNDS_S, COMPILE_S = 16.0, 20.0
+"""Seconds that rounds take at most, and that compiling an arm may take: none is set up later."""
 LAUNCHED, COMPILED, CAPTURED, BOTH = "launched", "compiled", "captured", "compiled and captured"
 BOUND = "compiled and captured, without reductions"
 
@@ -115,7 +115,7 @@ def main() -> None:
     session.say("losses of one process")
     for stage in (_first_stage(session), _second_stage(session)):
         for make, compiles, modes in stage:
-            if session.left() > ROUNDS_S:
+            if session.left() > ROUNDS_S + compiles * COMPILE_S:
                 _set_up(session, make, compiles, modes)
         _rounds(session)
     session.save()
@@ -147,11 +147,11 @@ def _first_stage(session: Session) -> Stage:
         (peer(Ddp), True, (COMPILED, BOTH, BOUND)),
         (plan, False, (LAUNCHED, CAPTURED)),
         (plan, True, (BOTH,)),
-        (ddp, True, (BOTH,)),
         (peer(TensorParallel), False, (LAUNCHED,)),
         (peer(Fsdp2), False, (LAUNCHED,)),
-        (peer(TensorParallel), True, (COMPILED, BOTH)),
         (peer(Fsdp2), True, (COMPILED,)),
+        (peer(TensorParallel), True, (COMPILED, BOTH)),
+        (ddp, True, (BOTH,)),
     ]
 
 
