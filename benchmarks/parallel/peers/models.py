@@ -240,13 +240,13 @@ def _rms_norm(width: int) -> Any:
 
 @_without_values
 def gpt() -> Job:
-    """Width and heads of GPT-3 1.3B (Brown et al. 2020), 4 of 24 layers; 8,192 tokens."""
+    """Width and heads of GPT-3 1.3B (Brown et al. 2020), 6 of 24 layers; 8,192 tokens."""
 
     def layer(width: int, head: int, norm: Any) -> Layer:
         attention = Attention(width, head, width // head, bias=True, is_causal=True, turns=False)
         return Layer(norm, attention, FeedForward(width, 4 * width, bias=True), is_post=False)
 
-    return _transformer((4, 2048, 128, 32_000, 8, 1024), layer, _layer_norm)
+    return _transformer((6, 2048, 128, 32_000, 8, 1024), layer, _layer_norm)
 
 
 @_without_values

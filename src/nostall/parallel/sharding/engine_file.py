@@ -80,7 +80,6 @@ class EngineFile:
     """Linear layers that tensor parallelism cuts; all else is whole on each rank."""
 
 
-
 def engine_document(
     engine: TorchEngine,
     plan: ShardingPlan,
@@ -90,7 +89,14 @@ def engine_document(
     wrap: Sequence[str],
     styles: Mapping[str, Style],
 ) -> dict[str, Any]:
-    """Content of a file as JSON values; ``plan`` is that of the engine's rule."""
+    """Content of a file as JSON values; ``plan`` is that of the engine's rule.
+
+    FSDP2 keeps gathered parameters until the backward pass if they fit into memory all at once.
+    """
+    graph = plan.prices.graph
+    own = [graph.tensors[graph.operators[number].outputs[0]] for number in graph.parameters]
+    whole = sum(info.elements * info.itemsize for info in own)
+    keeps = plan.memory.peak + whole <= min(plan.prices.mesh.cluster.memory)
     return {
         "planner": engine,
         "kind": "modelled",
@@ -102,7 +108,7 @@ def engine_document(
         "engine": engine,
         "options": {
             "wrap": list(wrap) if engine == "fsdp2" else [],
-            "reshard_after_forward": True,
+            "reshard_after_forward": not keeps,
             "styles": dict(styles) if engine == "tp" else {},
         },
         "compile": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,15 @@ def test_a_file_is_read_as_it_was_written(path: Path) -> None:
     assert (plan.engine, plan.samples, plan.wrap, len(plan.cluster)) == (
         "fsdp2", 8, ("blocks.0",), 2,
     )  # fmt: skip
-    assert plan.predicted_step_s > 0 and plan.reshard_after_forward and not plan.is_compiled
+    assert plan.predicted_step_s > 0 and not plan.reshard_after_forward and not plan.is_compiled
+
+
+def test_fsdp2_frees_gathered_parameters_if_all_of_them_do_not_fit(path: Path) -> None:
+    graph, small = _linear(), replace(CLUSTER, memory=(1.0,) * 2)
+    prices = [Prices(graph, ClusterMesh(own, (2,)), RATES) for own in (CLUSTER, small)]
+    plans = [plan_by_rule(own, RULES["fsdp"], Options()) for own in prices]
+    found = [engine_document("fsdp2", p, "m.py", 8, 2.0, [], {}) for p in plans if p is not None]
+    assert [own["options"]["reshard_after_forward"] for own in found] == [False, True]
 
 
 @pytest.mark.parametrize(

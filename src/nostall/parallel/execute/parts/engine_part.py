@@ -66,13 +66,15 @@ class EnginePart(Noted):
         self._call: Any = module
         self._kept = KeptGradients()
         self._compiled: list[torch.nn.Module] = []
+        self._loss: Any = job.loss
         if self._is_tensor_parallel:
             self._cut(module, device, policy)
         elif plan.engine == "ddp":
             _check_policy(plan, policy)
             module.to(device)
             has_unused = self.trained != trainable or joint is None
-            self._call = DistributedDataParallel(module, find_unused_parameters=has_unused)
+            self._call = _ddp(module, has_unused)
+            self.overwrites_gradients = True
             if has_unused:
                 self.no_graph = "DDP asks all ranks in each step which parameters have gradients"
         else:
@@ -118,15 +120,16 @@ class EnginePart(Noted):
         return self._counted_loss(loss.detach())
 
     def compile(self) -> None:
-        """The whole module with DDP, each group of FSDP2 alone."""
+        """The whole module, or each group of FSDP2 alone; and the loss."""
         parts = dict(self.job.module.named_modules())
         self._compiled = [parts[name] for name in self.plan.wrap] or [self.job.module]
         for part in self._compiled:
             part.compile()
+        self._loss = torch.compile(self.job.loss)
 
     def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
         try:
-            return self.job.run(inputs, targets, self._call)
+            return self._run(inputs, targets, self._call)
         except TorchDynamoException as error:
             if not self._compiled:
                 raise
@@ -136,8 +139,13 @@ class EnginePart(Noted):
             self.note(reason)
             for part in self._compiled:
                 part._compiled_call_impl = None
-            self._compiled = []
-            return self.job.run(inputs, targets, self._call)
+            self._compiled, self._loss = [], self.job.loss
+            return self._run(inputs, targets, self._call)
+
+    def _run(self, inputs: Any, targets: Any, call: Any) -> torch.Tensor:
+        output = call(**inputs) if isinstance(inputs, Mapping) else call(*inputs)
+        loss: torch.Tensor = self._loss(output, targets)
+        return loss
 
     def drop_kept(self) -> None:
         """Raises :class:`BadModel` for FSDP2, which has no way to drop them."""
@@ -153,7 +161,7 @@ class EnginePart(Noted):
     ) -> torch.Tensor:
         call = self.job.module if self.plan.engine == "ddp" else self._call
         with torch.no_grad(), self._modes.set(is_training=is_training):
-            return self._counted_loss(self.job.run(inputs, targets, call) * self._weight(samples))
+            return self._counted_loss(self._run(inputs, targets, call) * self._weight(samples))
 
     def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
         return {
@@ -185,7 +193,7 @@ class EnginePart(Noted):
         self._call = None
         gc.collect()  # the nodes live as long as the former DDP, which refers to itself
         with torch.cuda.stream(stream):
-            self._call = DistributedDataParallel(self.job.module, find_unused_parameters=has_unused)
+            self._call = _ddp(self.job.module, has_unused)
 
     def _cut(
         self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None
@@ -221,6 +229,13 @@ class EnginePart(Noted):
                 mp_policy=policy or MixedPrecisionPolicy(),
                 reshard_after_forward=self.plan.reshard_after_forward,
             )
+
+
+def _ddp(module: torch.nn.Module, has_unused: bool) -> DistributedDataParallel:
+    """DDP whose gradients are views of its buckets, which saves a copy of each."""
+    return DistributedDataParallel(
+        module, find_unused_parameters=has_unused, gradient_as_bucket_view=True
+    )
 
 
 def _traced(job: Job) -> JointGraph | None:
