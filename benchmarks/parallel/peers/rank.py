@@ -138,9 +138,10 @@ def _first_stage(session: Session) -> Stage:
             sleep(0.2)
         return Plan("plan", load_any_plan(session.plan), session.model, session.device)
 
-    def ddp() -> Arms:
-        own = candidate(session.plan, "ddp")
-        return Plan("candidate ddp", own, session.model, session.device)
+    def engine(name: str) -> Callable[[], Arms]:
+        return lambda: Plan(
+            f"candidate {name}", candidate(session.plan, name), session.model, session.device
+        )
 
     return [
         (peer(Ddp), False, (LAUNCHED,)),
@@ -151,13 +152,21 @@ def _first_stage(session: Session) -> Stage:
         (peer(Fsdp2), False, (LAUNCHED,)),
         (peer(Fsdp2), True, (COMPILED,)),
         (peer(TensorParallel), True, (COMPILED, BOTH)),
-        (ddp, True, (BOTH,)),
+        *((engine(name), True, (BOTH,)) for name in ("ddp", "tp")),
     ]
 
 
 def _second_stage(session: Session) -> Stage:
     """What may fail in a way that no later arm survives."""
-    return [(lambda: Fsdp2(session.model, session.device), True, (BOTH,))]
+
+    def own() -> Arms:
+        plan = candidate(session.plan, "fsdp2")
+        return Plan("candidate fsdp2", plan, session.model, session.device)
+
+    return [
+        (lambda: Fsdp2(session.model, session.device), True, (BOTH,)),
+        (own, True, (BOTH,)),
+    ]
 
 
 def _reference(session: Session) -> list[float]:

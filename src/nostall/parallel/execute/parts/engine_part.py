@@ -78,7 +78,8 @@ class EnginePart(Noted):
             if has_unused:
                 self.no_graph = "DDP asks all ranks in each step which parameters have gradients"
         else:
-            self.no_graph = "FSDP2 frees and gathers parameters in each step"
+            if plan.reshard_after_forward:
+                self.no_graph = "FSDP2 frees and gathers parameters in each pass"
             self._shard(module, device, policy)
         if plan.is_compiled:
             self.compile()
@@ -189,6 +190,8 @@ class EnginePart(Noted):
 
         A collective call.
         """
+        if self.plan.engine != "ddp":
+            return
         has_unused = self._call.find_unused_parameters
         self._call = None
         gc.collect()  # the nodes live as long as the former DDP, which refers to itself
@@ -206,7 +209,6 @@ class EnginePart(Noted):
                 "ranks of tensor parallelism would draw others; set the dropout to 0, or plan "
                 "with ddp"
             )
-        self.no_graph = "tensor parallelism by DTensor was not tested as a CUDA graph"
         module.to(device)
         parallelize(self.job, self.plan.styles, device)
 
