@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.exc import TorchDynamoException
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -162,7 +162,12 @@ class EnginePart(Noted):
     ) -> torch.Tensor:
         call = self.job.module if self.plan.engine == "ddp" else self._call
         with torch.no_grad(), self._modes.set(is_training=is_training):
-            return self._counted_loss(self._run(inputs, targets, call) * self._weight(samples))
+            loss = self._counted_loss(self._run(inputs, targets, call) * self._weight(samples))
+        # Without a backward pass, FSDP2 may keep what it gathered beyond a step of the optimiser.
+        for part in self.job.module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+        return loss
 
     def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
         return {

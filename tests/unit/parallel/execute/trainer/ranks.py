@@ -6,6 +6,7 @@ import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,7 @@ def plan_of(kind: str, job: Any) -> Any:
         "fsdp2": lambda: engine(job, "fsdp2", 2),
         "hybrid 1:1": lambda: hybrid(job, 1, 1),
         "ddp": lambda: engine(job, "ddp", 2),
+        "fsdp2 kept": lambda: replace(engine(job, "fsdp2", 2), reshard_after_forward=False),
         "tp": lambda: engine(job, "tp", 2),
         "tp 4": lambda: engine(job, "tp", 4),
         "fsdp2 3": lambda: engine(job, "fsdp2", 3),

@@ -160,9 +160,11 @@ def _with_saves(plan: Any, folder: str, killed_in: str) -> list[float]:
 
 def scenario_modes(folder: Path) -> Any:
     """Evaluation, short batches, mixed precision, DCP without the trainer's own methods."""
+    jobs = {"pipeline": "language", "fsdp": "language", "hybrid 1:1": "chain"}
+    jobs |= {"tp": "language", "fsdp2 kept": "language"}
     return {
         kind: on_ranks(2, folder, _modes, name, plan_of(kind, JOBS[name]()))
-        for name, kind in (("language", "pipeline"), ("language", "fsdp"), ("chain", "hybrid 1:1"))
+        for kind, name in jobs.items()
     }
 
 
@@ -185,7 +187,11 @@ def _modes(name: str, plan: Any) -> dict[str, Any]:
     infinite = float(trainer.clip_grad_norm_(1e9, float("inf")))
     expected_norm = nn.utils.get_total_norm(reference.gradients(), float("inf"))
     found["infinity"] = abs(infinite / float(expected_norm) - 1)
-    trainer.eval()
+    trainer.eval().evaluate(own, samples=4)  # must not keep what it gathered for the next step
+    for own_optimizer in (trainer.optimizer, reference.optimizer):
+        own_optimizer.step()
+    loss = trainer.evaluate(own, samples=4)
+    found["after a step"] = abs(float(loss) / reference.loss(batch) - 1)
     found["in eval mode"] = fails(lambda: trainer.forward_backward(own, samples=4))
     trainer.close()
     return found
