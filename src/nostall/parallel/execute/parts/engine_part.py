@@ -79,7 +79,7 @@ class EnginePart(Noted):
                 self.no_graph = "DDP asks all ranks in each step which parameters have gradients"
         else:
             if plan.reshard_after_forward:
-                self.no_graph = "FSDP2 frees and gathers parameters in each pass"
+                self.no_graph = "FSDP2 frees and gathers parameters in each step"
             self._shard(module, device, policy)
         if plan.is_compiled:
             self.compile()

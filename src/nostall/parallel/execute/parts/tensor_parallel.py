@@ -126,5 +126,6 @@ def _tolerance(module: nn.Module) -> float:
 def _refusal(found: str) -> str:
     return (
         f"tensor parallelism changes what the module computes ({found}); write its forward pass "
-        "for any number of heads (view(..., -1, head)), or plan with --planner sharding"
+        "for any number of heads (view(..., -1, head)), with parameters in modules without "
+        "submodules, or plan with --planner sharding"
     )
