@@ -102,7 +102,7 @@ class Series:
 
 
 GAINS = Axis(
-    (0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0), "time of the baseline / time with nostall, measured",
+    (0.2, 0.5, 1.0, 2.0, 5.0, 10.0), "time of the baseline / time with nostall, measured",
     less="← slower", more="nostall is faster →", loses_below=SLOWER,
 )  # fmt: skip
 THEMES = {

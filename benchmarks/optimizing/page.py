@@ -156,7 +156,7 @@ def _means(rows: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
 
 def _modes(name: str, row: Row) -> dict[str, Any]:
     found = {m: _shown(_ratio(row["ratios"].get(f"{AS_WRITTEN} / {BEST}, {m}"))) for m in MODES}
-    return {"name": name, "best": row["best"], **found}
+    return {**_row(name, row), **found}
 
 
 def _tried(row: Row) -> Iterator[tuple[str, str, str]]:
