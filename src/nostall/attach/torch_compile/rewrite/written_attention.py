@@ -271,6 +271,8 @@ def _check_operands(found: Written) -> None:
     ]
     if not all(statically_known_true(a == b) for a, b in sizes):
         raise Refused("its operands are broadcast")
+    if not 0.0 < found.scale < math.inf:  # kernels scale hidden scores, too
+        raise Refused("its scale is not positive")
     if not query.dtype == key.dtype == value.dtype == fake(found.output).dtype:
         raise Refused("its operands have several dtypes")
     if not query.is_floating_point() or fake(found.product).device != query.device:

@@ -223,6 +223,12 @@ STAYS: dict[str, tuple[Callable[..., Any], str]] = {
     "a small number": (
         lambda q, k, v: (q @ k.mT).masked_fill(~TRIL, -1e4).softmax(-1) @ v, ""
     ),
+    "a negative scale": (
+        lambda q, k, v: (q @ k.mT / -2.0).masked_fill(
+            torch.arange(LENGTH) > torch.arange(LENGTH)[:, None], -torch.inf
+        ).softmax(-1) @ v,
+        "its scale is not positive",
+    ),
     "over queries": (lambda q, k, v: (q @ k.mT).softmax(-2) @ v, ""),
     "a broadcast key": (
         lambda q, k, v: (q @ k[:1].mT).softmax(-1) @ v, "its operands are broadcast"
