@@ -377,7 +377,8 @@ def sees_all_rows(found: Written, added: Tensor | None, condition: Tensor | None
     """
     seen = torch.ones(1, 1, dtype=torch.bool)
     if added is not None:
-        limit = HIDDEN if condition is None else 1e-3 * HIDDEN
+        # The least number of fp16 is -65504.
+        limit = HIDDEN if condition is None else max(1e-3 * HIDDEN, 0.25 * found.fill)
         seen = seen & (added > limit)
         if condition is not None and bool((added > -limit).any()):
             return False

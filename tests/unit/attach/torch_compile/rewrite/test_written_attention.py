@@ -329,6 +329,21 @@ def test_other_forms_stay(name: str) -> None:
         assert left == [f"1 x attention: its products and its softmax stay: {reason}"]
 
 
+def test_a_bias_that_counts_beside_the_least_number_of_fp16_keeps_its_parts() -> None:
+    """Key 1 is seen, and still has less of a row than the hidden key 0."""
+
+    def program(q: Any, k: Any, v: Any) -> Any:
+        hidden = (torch.arange(LENGTH) == 0).expand(LENGTH, LENGTH)
+        bias = torch.where(hidden, 5e4, -5e4).to(q.dtype)
+        scores = (q @ k.mT).masked_fill(hidden, torch.finfo(q.dtype).min)
+        return (scores + bias).softmax(-1) @ v
+
+    traced: list[Any] = []
+    q, k, v = operands(torch.float16)
+    found = compiled(program, traced, with_aot=False)(q, k, v)
+    torch.testing.assert_close(found, program(q, k, v), atol=1e-2, rtol=1e-2)
+
+
 def test_dropout_in_training_stays_because_its_numbers_would_change() -> None:
     def program(q: Any, k: Any, v: Any) -> Any:
         return F.dropout((q @ k.mT).softmax(-1), 0.1, True) @ v
