@@ -51,6 +51,9 @@ _LOOKUPS = frozenset(
      "reshape", torch.reshape, "unsqueeze", torch.unsqueeze, "contiguous", "expand")
 )  # fmt: skip
 
+_RELAID = _PRODUCTS | {F.linear, torch.reshape, "reshape", torch.flatten, "flatten", "contiguous"}
+"""Operators whose result has a layout of its own."""
+
 
 @dataclass
 class Written:
@@ -323,6 +326,8 @@ def _call(graph: Graph, found: Written, rows_are_seen: bool) -> Node:
     mask, hidden = _mask(add, found, rows_are_seen)
     call = add(F.scaled_dot_product_attention, *operands, attn_mask=mask, scale=found.scale)
     result = add("squeeze", call, 0) if is_flat else call
+    if is_returned(output):  # fused back ends write heads innermost but one
+        result = add("contiguous", result)
     if hidden is not None:
         # The mean of all values if hidden scores are equal numbers; nan if they are infinite.
         other: Any = math.nan
@@ -360,6 +365,23 @@ def _hidden(add: Any, found: Written) -> Node:
     """Where scores are hidden."""
     hidden: Node = found.condition if found.hides_where else add(torch.logical_not, found.condition)
     return hidden
+
+
+def is_returned(node: Node) -> bool:
+    """Whether a graph returns a value, or what views and elementwise operators make of it."""
+    seen, following = {node}, [node]
+    while following:
+        for user in following.pop().users:
+            if user.op == "output":
+                return True
+            value = user.meta.get("example_value")
+            is_as_large = isinstance(value, Tensor) and statically_known_true(
+                value.numel() == fake(node).numel()
+            )
+            if is_as_large and user not in seen and user.target not in _RELAID:
+                seen.add(user)
+                following.append(user)
+    return False
 
 
 def is_bias(node: Node) -> bool:

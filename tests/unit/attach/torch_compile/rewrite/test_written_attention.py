@@ -278,6 +278,30 @@ def test_products_and_a_softmax_are_one_call(name: str) -> None:
     assert not {torch.softmax, F.softmax, "softmax"} & set(targets)
 
 
+@pytest.mark.parametrize(
+    ("after", "is_copied"),
+    [
+        (lambda x: x, True),
+        (lambda x: x.transpose(1, 2), True),
+        (lambda x: (x * 2.0).unsqueeze(0), True),
+        (lambda x: x.transpose(1, 2).reshape(BATCH, LENGTH, HEADS * WIDTH), False),
+        (lambda x: x @ x.mT, False),
+        (lambda x: x.sum((1, 2)), False),
+    ],
+)
+def test_a_result_that_a_graph_returns_keeps_its_layout(after: Any, is_copied: bool) -> None:
+    """Fused back ends of GPUs write another one, with which a version is refused."""
+
+    def program(q: Any, k: Any, v: Any) -> Any:
+        return after(plain(q, k, v))
+
+    traced: list[Any] = []
+    inputs = [x.detach().float() for x in operands()]
+    result, expected = compiled(program, traced, with_aot=False)(*inputs), program(*inputs)
+    assert result.stride() == expected.stride()
+    assert ("contiguous" in traced[0][2]) == is_copied
+
+
 @given(
     scale=st.sampled_from(("query", "times", "over", "none")),
     mask=st.sampled_from(("none", "causal", "padding", "rows", "table")),
