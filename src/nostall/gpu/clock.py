@@ -87,7 +87,8 @@ class ReplayClock:
         return self._replayed(graph, runs, seconds, RUNS_PER_GRAPH)
 
     def _replayed(self, graph: str, runs: Sequence[Run], seconds: float, count: int) -> Samples:
-        replays = [capture(run, count).replay for run in runs]
+        stream = torch.cuda.Stream()  # PyTorch caches memory by stream
+        replays = [capture(run, count, stream).replay for run in runs]
         samples = EventClock(MIN_SAMPLE_SECONDS).samples(graph, replays, seconds)
         return [[sample / count for sample in row] for row in samples]
 
@@ -108,14 +109,16 @@ class StepReplayClock(ReplayClock):
         return self._replayed(graph, runs, seconds, 1 if is_long else RUNS_PER_GRAPH)
 
 
-def capture(run: Run, runs: int = RUNS_PER_GRAPH) -> torch.cuda.CUDAGraph:
-    """Capture so many runs as a CUDA graph.
+def capture(
+    run: Run, runs: int = RUNS_PER_GRAPH, stream: torch.cuda.Stream | None = None
+) -> torch.cuda.CUDAGraph:
+    """Capture so many runs as a CUDA graph, on a stream (by default a new one).
 
     Unlike ``torch.cuda.graph`` this frees no cached memory, and other threads may call CUDA
     meanwhile (``thread_local`` capture mode).  Behind a capture that fails the allocator and the
     random generator work as before.
     """
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream, graph = stream or torch.cuda.Stream(), torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

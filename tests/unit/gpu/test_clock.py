@@ -140,6 +140,23 @@ def test_only_a_capture_has_a_random_state_of_its_own(
     graph.capture_end.assert_called_once()
 
 
+def test_all_runs_are_captured_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each stream would keep the memory of its run before the capture."""
+    streams: list[Any] = []
+
+    def captured(run: Any, count: int, stream: Any) -> Any:
+        streams.append(stream)
+        return Mock()
+
+    line = Timeline()
+    monkeypatch.setattr(clock, "capture", captured)
+    monkeypatch.setattr("torch.cuda.Stream", Mock)
+    monkeypatch.setattr("torch.cuda.Event", line.event)
+    monkeypatch.setattr("torch.cuda.synchronize", line.synchronize)
+    assert len(clock.ReplayClock().samples("", [int, int, int], 1e-9)) == 3
+    assert len(streams) == 3 and len({id(stream) for stream in streams}) == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_replays_of_training_steps_are_timed_also_behind_a_failed_capture() -> None:
