@@ -87,7 +87,8 @@ class ReplayClock:
         return self._replayed(graph, runs, seconds, RUNS_PER_GRAPH)
 
     def _replayed(self, graph: str, runs: Sequence[Run], seconds: float, count: int) -> Samples:
-        replays = [capture(run, count).replay for run in runs]
+        stream = torch.cuda.Stream()  # PyTorch caches memory by stream
+        replays = [capture(run, count, stream).replay for run in runs]
         samples = EventClock(MIN_SAMPLE_SECONDS).samples(graph, replays, seconds)
         return [[sample / count for sample in row] for row in samples]
 
@@ -108,30 +109,33 @@ class StepReplayClock(ReplayClock):
         return self._replayed(graph, runs, seconds, 1 if is_long else RUNS_PER_GRAPH)
 
 
-def capture(run: Run, runs: int = RUNS_PER_GRAPH) -> torch.cuda.CUDAGraph:
-    """Capture so many runs as a CUDA graph.
+def capture(
+    run: Run, runs: int = RUNS_PER_GRAPH, stream: torch.cuda.Stream | None = None
+) -> torch.cuda.CUDAGraph:
+    """Capture so many runs as a CUDA graph, on a stream (by default a new one).
 
     Unlike ``torch.cuda.graph`` this frees no cached memory, and other threads may call CUDA
     meanwhile (``thread_local`` capture mode).  Behind a capture that fails the allocator and the
     random generator work as before.
     """
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream, graph = stream or torch.cuda.Stream(), torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream), _own_random_state(stream.device.index):
+    with torch.cuda.stream(stream):
         run()  # compile and load outside the capture
         stream.synchronize()
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            for _ in range(runs):
-                run()
-        except BaseException:
-            with contextlib.suppress(RuntimeError):
-                graph.capture_end()
-            with contextlib.suppress(RuntimeError, AttributeError):  # if the capture has not ended
-                torch._C._cuda_endAllocateToPool(stream.device.index, pool)
-            raise
-        graph.capture_end()
+        with _own_random_state(stream.device.index):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                for _ in range(runs):
+                    run()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                with contextlib.suppress(RuntimeError, AttributeError):  # if it has not ended
+                    torch._C._cuda_endAllocateToPool(stream.device.index, pool)
+                raise
+            graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
     return graph
 
@@ -140,7 +144,9 @@ def capture(run: Run, runs: int = RUNS_PER_GRAPH) -> torch.cuda.CUDAGraph:
 def _own_random_state(device: int) -> Iterator[None]:
     """A copy of the generator's state, which replays draw from.
 
-    A state stays in capture mode behind a capture that fails, and then draws nothing outside.
+    A state stays in capture mode behind a capture that fails, and then draws nothing outside.  In
+    the capture no other thread can draw from the generator: PyTorch raises an error there, as in
+    any capture.  So this holds for no longer than the capture.
     """
     generator = torch.cuda.default_generators[device]
     state = generator.graphsafe_get_state()

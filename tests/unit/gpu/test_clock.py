@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -105,6 +107,54 @@ def test_a_sample_takes_about_the_wanted_time() -> None:
     clock._sample_interleaved(timed, [int, int, int], 1e-9, clock.LOOP_SECONDS)
     assert set(repeats[:3]) == {1}
     assert set(repeats[3:]) == {10}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_only_a_capture_has_a_random_state_of_its_own(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other threads draw while a run is compiled is not drawn again."""
+    generator, stream, graph = Mock(), Mock(), Mock()
+    state = ["the user's"]
+    generator.graphsafe_get_state = lambda: state[-1]
+    generator.graphsafe_set_state = state.append
+    generator.clone_state = lambda: f"a copy of {state[-1]}"
+    stream.device.index = 0
+    monkeypatch.setattr("torch.cuda.default_generators", [generator])
+    monkeypatch.setattr("torch.cuda.Stream", lambda: stream)
+    monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: graph)
+    for name in ("current_stream", "graph_pool_handle"):
+        monkeypatch.setattr(f"torch.cuda.{name}", Mock())
+    monkeypatch.setattr("torch.cuda.stream", lambda _: contextlib.nullcontext())
+    seen: list[str] = []
+
+    def run() -> None:
+        seen.append(state[-1])
+        if fails and len(seen) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        clock.capture(run, 1)
+    assert seen == ["the user's", "a copy of the user's"]
+    assert state[-1] == "the user's"
+    graph.capture_end.assert_called_once()
+
+
+def test_all_runs_are_captured_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each stream would keep the memory of its run before the capture."""
+    streams: list[Any] = []
+
+    def captured(run: Any, count: int, stream: Any) -> Any:
+        streams.append(stream)
+        return Mock()
+
+    line = Timeline()
+    monkeypatch.setattr(clock, "capture", captured)
+    monkeypatch.setattr("torch.cuda.Stream", Mock)
+    monkeypatch.setattr("torch.cuda.Event", line.event)
+    monkeypatch.setattr("torch.cuda.synchronize", line.synchronize)
+    assert len(clock.ReplayClock().samples("", [int, int, int], 1e-9)) == 3
+    assert len(streams) == 3 and len({id(stream) for stream in streams}) == 1
 
 
 @pytest.mark.gpu

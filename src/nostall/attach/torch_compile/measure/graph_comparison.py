@@ -39,20 +39,21 @@ VERDICTS = {
 CHOSEN = ("faster", "less memory")
 """Verdicts by which a candidate is selected."""
 MOST_MEMORY = 1.02
-"""A candidate may have so many times the peak memory of Inductor's version, and
-:data:`MEMORY_SLACK` bytes more."""
+"""A step of a candidate may have so many times the peak memory of Inductor's version, the graph's
+inputs included, and :data:`MEMORY_SLACK` bytes more."""
 MEMORY_SLACK = 1 << 20
 LESS_MEMORY = 0.95
-"""A peak memory below this share of that of Inductor's version is a reason for a candidate."""
+"""A peak memory, without the inputs, below this share of that of Inductor's version is a reason for
+a candidate."""
 RETRY_FACTOR = 4.0
 """If noise may hide a gain, the comparison is repeated, so many times as long."""
 
 
 REPLAY_SHARE = 0.5
 """Duration of the measurement of replays, as a share of that of the loop."""
-REPLAY_MEMORY = 3.5
+REPLAY_MEMORY = 4.5
 """Replays are measured if so many times the peak memory of a step is free: each of the three graphs
-keeps its own."""
+keeps its own, and so do the runs before the captures, on one stream."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,10 @@ def judge(record: ComparisonRecord) -> str:
     verdict = record.verdict
     if not record.inductor_bytes or record.stitched_bytes is None:
         return verdict
-    limit = MOST_MEMORY * record.inductor_bytes + MEMORY_SLACK
     if verdict == "faster":
-        return "more memory" if record.stitched_bytes > limit else verdict
+        limit = MOST_MEMORY * (record.input_bytes + record.inductor_bytes) + MEMORY_SLACK
+        is_more = record.input_bytes + record.stitched_bytes > limit
+        return "more memory" if is_more else verdict
     is_less = record.stitched_bytes < LESS_MEMORY * record.inductor_bytes - MEMORY_SLACK
     return "less memory" if is_less and verdict == "same" else verdict
 
@@ -116,6 +118,7 @@ def compare_graphs(
         ]
         peaks = [peak_bytes(run, args) for run in runs[:2]]
         record = _timed(graph, runs, clocks, peaks, difference)
+    record = msgspec.structs.replace(record, input_bytes=input_bytes(call.args))
     return record, tuple(sorted(kernels))
 
 
@@ -210,6 +213,19 @@ def peak_bytes(run: Callable[[], object], args: Sequence[object]) -> int | None:
     run()
     torch.cuda.synchronize(device)
     return int(torch.cuda.max_memory_allocated(device)) - before or None
+
+
+def input_bytes(args: Sequence[object]) -> int:
+    """Memory of tensors on their GPU, or on the CPU if none is on a GPU; shared memory once."""
+    tensors = [x for x in args if isinstance(x, Tensor) and x.layout == torch.strided]
+    devices = {x.device for x in tensors if x.is_cuda} or {torch.device("cpu")}
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        if tensor.device in devices:
+            with contextlib.suppress(NotImplementedError, RuntimeError):  # subclasses without any
+                memory = tensor.untyped_storage()
+                sizes[memory._cdata] = memory.nbytes()
+    return sum(sizes.values())
 
 
 @contextlib.contextmanager

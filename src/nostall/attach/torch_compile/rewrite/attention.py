@@ -416,6 +416,9 @@ def _keep_whole(graph: Graph, node: Node, masks: Masks, copies: dict[Node, Node]
     operands: dict[str, Any] = dict(zip(OPERANDS, node.args, strict=False)) | dict(node.kwargs)
     if operands.get("dropout_p", 0.0) != 0.0:
         return [DROPOUT]
+    scale = operands.get("scale")
+    if isinstance(scale, (int, float)) and scale <= 0:  # kernels scale what is_causal hides, too
+        return []
     done = []
     mask = operands.get("attn_mask")
     if isinstance(mask, Node) and _fits(mask, operands):

@@ -51,6 +51,9 @@ _LOOKUPS = frozenset(
      "reshape", torch.reshape, "unsqueeze", torch.unsqueeze, "contiguous", "expand")
 )  # fmt: skip
 
+_RELAID = _PRODUCTS | {F.linear, torch.reshape, "reshape", torch.flatten, "flatten", "contiguous"}
+"""Operators whose result has a layout of its own."""
+
 
 @dataclass
 class Written:
@@ -271,6 +274,8 @@ def _check_operands(found: Written) -> None:
     ]
     if not all(statically_known_true(a == b) for a, b in sizes):
         raise Refused("its operands are broadcast")
+    if not 0.0 < found.scale < math.inf:  # kernels scale hidden scores, too
+        raise Refused("its scale is not positive")
     if not query.dtype == key.dtype == value.dtype == fake(found.output).dtype:
         raise Refused("its operands have several dtypes")
     if not query.is_floating_point() or fake(found.product).device != query.device:
@@ -321,6 +326,8 @@ def _call(graph: Graph, found: Written, rows_are_seen: bool) -> Node:
     mask, hidden = _mask(add, found, rows_are_seen)
     call = add(F.scaled_dot_product_attention, *operands, attn_mask=mask, scale=found.scale)
     result = add("squeeze", call, 0) if is_flat else call
+    if is_returned(output):  # fused back ends write heads innermost but one
+        result = add("contiguous", result)
     if hidden is not None:
         # The mean of all values if hidden scores are equal numbers; nan if they are infinite.
         other: Any = math.nan
@@ -360,6 +367,23 @@ def _hidden(add: Any, found: Written) -> Node:
     return hidden
 
 
+def is_returned(node: Node) -> bool:
+    """Whether a graph returns a value, or what views and elementwise operators make of it."""
+    seen, following = {node}, [node]
+    while following:
+        for user in following.pop().users:
+            if user.op == "output":
+                return True
+            value = user.meta.get("example_value")
+            is_as_large = isinstance(value, Tensor) and statically_known_true(
+                value.numel() == fake(node).numel()
+            )
+            if is_as_large and user not in seen and user.target not in _RELAID:
+                seen.add(user)
+                following.append(user)
+    return False
+
+
 def is_bias(node: Node) -> bool:
     """Whether a mask is looked up in parameters, which hide nothing but by infinite numbers."""
     if node.op == "placeholder":
@@ -375,7 +399,8 @@ def sees_all_rows(found: Written, added: Tensor | None, condition: Tensor | None
     """
     seen = torch.ones(1, 1, dtype=torch.bool)
     if added is not None:
-        limit = HIDDEN if condition is None else 1e-3 * HIDDEN
+        # The least number of fp16 is -65504.
+        limit = HIDDEN if condition is None else max(1e-3 * HIDDEN, 0.25 * found.fill)
         seen = seen & (added > limit)
         if condition is not None and bool((added > -limit).any()):
             return False

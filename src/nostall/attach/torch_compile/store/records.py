@@ -263,6 +263,8 @@ class ComparisonRecord(Record, frozen=True):
     stitched_bytes: int | None = None
     # By CUDA graphs; None if no clock replays them, or if the loop shows a slower candidate.
     replayed: ReplayRecord | None = None
+    # Memory of the graph's inputs, parameters among them, which a step has beside its peak memory.
+    input_bytes: int = 0
 
     @property
     def verdict(self) -> Verdict:
@@ -291,7 +293,8 @@ class ComparisonRecord(Record, frozen=True):
         if not self.inductor_bytes or self.stitched_bytes is None:
             return ""
         peak, other = (1e-9 * each for each in (self.stitched_bytes, self.inductor_bytes))
-        return f"peak memory of a step: candidate {peak:.3f} GB, Inductor's version {other:.3f} GB"
+        text = f"peak memory of a step: candidate {peak:.3f} GB, Inductor's version {other:.3f} GB"
+        return f"{text}, beside inputs of {1e-9 * self.input_bytes:.3f} GB"
 
     def __str__(self) -> str:
         """The ratio and its interval; by both clocks if both measured."""

@@ -136,6 +136,16 @@ def test_steps_that_cannot_be_captured_are_timed_in_a_loop(
         assert record.verdict == "faster"
 
 
+def test_a_comparison_has_the_memory_of_inputs_that_share_some_once() -> None:
+    def version(*args: Tensor) -> tuple[Tensor]:
+        record_call("kernel")
+        return (args[0] * 2,)
+
+    parameter, other = torch.ones(100, requires_grad=True), torch.ones(8, 4)
+    record, _ = compare(version, version, parameter, other, other.t(), other[2:], torch.ones(0))
+    assert record.input_bytes == 4 * (100 + 32)
+
+
 def test_mutated_arguments_are_copied() -> None:
     state = torch.zeros(3)
 

@@ -134,6 +134,17 @@ def test_any_other_mask_stays(name: str) -> None:
     assert keep_attention(module) == []
 
 
+def test_a_causal_mask_stays_with_a_negative_scale() -> None:
+    """Hidden scores of ``is_causal`` are scaled, too, and would become the largest ones."""
+
+    def program(q: Any, k: Any, v: Any) -> Any:
+        return sdpa(q, k, v, attn_mask=positions() <= rows(), scale=-0.5)
+
+    module = traced(program, *operands())
+    assert keep_attention(module) == []
+    assert torch.isfinite(program(*operands())).all()
+
+
 def test_mask_of_an_input_stays() -> None:
     mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
     module = traced(lambda q, k, v, m: sdpa(q, k, v, attn_mask=m), *operands(), mask)

@@ -223,6 +223,12 @@ STAYS: dict[str, tuple[Callable[..., Any], str]] = {
     "a small number": (
         lambda q, k, v: (q @ k.mT).masked_fill(~TRIL, -1e4).softmax(-1) @ v, ""
     ),
+    "a negative scale": (
+        lambda q, k, v: (q @ k.mT / -2.0).masked_fill(
+            torch.arange(LENGTH) > torch.arange(LENGTH)[:, None], -torch.inf
+        ).softmax(-1) @ v,
+        "its scale is not positive",
+    ),
     "over queries": (lambda q, k, v: (q @ k.mT).softmax(-2) @ v, ""),
     "a broadcast key": (
         lambda q, k, v: (q @ k[:1].mT).softmax(-1) @ v, "its operands are broadcast"
@@ -270,6 +276,30 @@ def test_products_and_a_softmax_are_one_call(name: str) -> None:
     assert {line.partition(": ")[2] for line in done} == changes and left == []
     assert ATTENTION in targets
     assert not {torch.softmax, F.softmax, "softmax"} & set(targets)
+
+
+@pytest.mark.parametrize(
+    ("after", "is_copied"),
+    [
+        (lambda x: x, True),
+        (lambda x: x.transpose(1, 2), True),
+        (lambda x: (x * 2.0).unsqueeze(0), True),
+        (lambda x: x.transpose(1, 2).reshape(BATCH, LENGTH, HEADS * WIDTH), False),
+        (lambda x: x @ x.mT, False),
+        (lambda x: x.sum((1, 2)), False),
+    ],
+)
+def test_a_result_that_a_graph_returns_keeps_its_layout(after: Any, is_copied: bool) -> None:
+    """Fused back ends of GPUs write another one, with which a version is refused."""
+
+    def program(q: Any, k: Any, v: Any) -> Any:
+        return after(plain(q, k, v))
+
+    traced: list[Any] = []
+    inputs = [x.detach().float() for x in operands()]
+    result, expected = compiled(program, traced, with_aot=False)(*inputs), program(*inputs)
+    assert result.stride() == expected.stride()
+    assert ("contiguous" in traced[0][2]) == is_copied
 
 
 @given(
@@ -321,6 +351,21 @@ def test_other_forms_stay(name: str) -> None:
     assert done == [] and ATTENTION not in targets
     if reason:
         assert left == [f"1 x attention: its products and its softmax stay: {reason}"]
+
+
+def test_a_bias_that_counts_beside_the_least_number_of_fp16_keeps_its_parts() -> None:
+    """Key 1 is seen, and still has less of a row than the hidden key 0."""
+
+    def program(q: Any, k: Any, v: Any) -> Any:
+        hidden = (torch.arange(LENGTH) == 0).expand(LENGTH, LENGTH)
+        bias = torch.where(hidden, 5e4, -5e4).to(q.dtype)
+        scores = (q @ k.mT).masked_fill(hidden, torch.finfo(q.dtype).min)
+        return (scores + bias).softmax(-1) @ v
+
+    traced: list[Any] = []
+    q, k, v = operands(torch.float16)
+    found = compiled(program, traced, with_aot=False)(q, k, v)
+    torch.testing.assert_close(found, program(q, k, v), atol=1e-2, rtol=1e-2)
 
 
 def test_dropout_in_training_stays_because_its_numbers_would_change() -> None:
