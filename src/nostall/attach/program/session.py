@@ -139,7 +139,9 @@ class Session:
         self._generates = self._generates or can_be_static(model)
         if self._captures is not None:
             with contextlib.suppress(Exception):  # any error of a user's __deepcopy__
-                args, kwargs = clone((call.args, call.kwargs))
+                # A streamer is of the program's output, and often no copy of it can be made.
+                given = {name: v for name, v in call.kwargs.items() if name != "streamer"}
+                args, kwargs = clone((call.args, given))
                 kept = call._replace(args=args, kwargs=kwargs)
                 self._captures.setdefault(generated(model), {})[0] = kept
 
