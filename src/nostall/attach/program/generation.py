@@ -127,7 +127,7 @@ _OWN = ("_cache", "_compiled_call", "_last_compile_config", "_previous_max_cache
 """What versions of transformers keep in a model for its static cache."""
 
 
-def _classes(roots: Sequence[Any]) -> list[type]:
+def _classes(roots: Sequence[Any]) -> list[Any]:
     """Classes of the models, bases first: that of transformers is the first with ``generate``."""
     return [c for root in roots for c in reversed(type(root).__mro__)]
 

@@ -387,7 +387,8 @@ class Session:
             self._end(order)
         elif what == "check":
             self._make(order)
-            if isinstance(self.changes[order["name"]], NativeKernels):
+            if isinstance(change := self.changes[order["name"]], NativeKernels):
+                change.tell_search = lambda stored: self._emit_answer("search", **stored)
                 self._apply(order["arm"])
                 self.kernels.describe(order["seconds"])
             self._captures, self._order, self._capture_until = {}, order, now + 60.0
