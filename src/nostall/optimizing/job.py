@@ -27,6 +27,7 @@ from nostall.optimizing.program import SCRATCH, Program, ProgramEnded, TimeIsUp,
 from nostall.optimizing.proof import Proof, block_order, prove
 from nostall.optimizing.recording import (
     Entry,
+    NotDerived,
     Recorder,
     Recording,
     RecordingEnds,
@@ -171,18 +172,19 @@ def replay(recording: Recording, say: Say) -> Result:
 
     Raises :class:`~nostall.core.errors.BadInput` if the recorded result does not follow from it.
     """
-    known = recording.result
     try:
+        known = NotDerived.model_validate(recording.result)
         if unknown := recording.options.keys() - asdict(Options()).keys():
             raise ValueError(f"unknown option {min(unknown)}")
         options = TypeAdapter(Options).validate_python(recording.options)
         result = Result(
-            known["command"], options.step, command_files=known["command_files"],
-            files=known["files_written_while_watched"], exit_code=known["program_exit_code"],
+            known.command, options.step, command_files=known.command_files,
+            files=known.files_written_while_watched, exit_code=known.program_exit_code,
         )  # fmt: skip
         first, *others = map(Replayed, recording.starts)
         job = _Job(first, options, say, result)
-        job.plan = {level["name"]: level["minutes"] for level in known["levels"]}
+        levels = recording.result["levels"]
+        job.plan = {level["name"]: level["minutes"] for level in levels}
         try:
             job.run()
         except TimeIsUp:
@@ -203,13 +205,13 @@ def replay(recording: Recording, say: Say) -> Result:
         TypeError,
         ValueError,
     ) as error:
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise BadInput(
             f"--replay: an answer of the recording is not one of a program ({reason}); record the "
             "program again"
         ) from error
     check_same(recording, result)
-    result.notes = [*known["notes"], f"{REPLAYED} by nostall {recording.nostall}"]
+    result.notes = [*known.notes, f"{REPLAYED} by nostall {recording.nostall}"]
     return result
 
 

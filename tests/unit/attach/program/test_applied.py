@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -91,3 +92,27 @@ def test_what_would_change_nothing_is_named(
     _, err = run(tmp_path, f"{EVALUATED_FIRST}{before}\n{trained}", change)
     assert "not applied: fused: " in err and reason in err
     assert "run `nostall optimize` again" in err and "applied fused" not in err
+
+
+def test_another_version_of_transformers_is_refused(tmp_path: Path) -> None:
+    here = importlib.metadata.version("transformers")
+    machine = {"torch": torch.__version__, "driver": None, "transformers": "4.0.0"}
+    script = "import torch.optim\nprint('runs')\n"
+    variables = {"machine": machine, "script": script}
+    ended = start(tmp_path, **variables)
+    assert ended.returncode == 2 and "runs" not in ended.stdout
+    assert f"measured with transformers 4.0.0, and here it is {here}" in ended.stderr
+    machine["transformers"] = here
+    assert start(tmp_path, **variables).returncode == 0
+
+
+def start(folder: Path, script: str, machine: dict[str, str | None]) -> Any:
+    (folder / "train.py").write_text(script)
+    given = {
+        "folder": os.devnull, "director": 0, "step": None, "bundle": "b.json", "changes": [FUSED],
+        "machine": machine,
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "train.py"], env=program_environment(os.environ, given), cwd=folder,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip

@@ -291,3 +291,13 @@ def test_an_interrupt_leaves_nothing(number: signal.Signals, tmp_path: Path) -> 
         process.stderr.read()
     assert process.returncode == 130
     assert left(tmp_path) == []
+
+
+def test_a_value_of_another_kind_is_refused(tmp_path: Path) -> None:
+    """PyTorch would fail at it inside the program."""
+    path = bundle(tmp_path / "b.json")
+    document = json.loads(path.read_text())
+    document["changes"][0]["kind"] = "compile"
+    path.write_text(json.dumps(document))
+    line = error_line(nostall_here("apply", "--bundle", path, "--", "true", cwd=tmp_path))
+    assert "'fused' is no value of 'compile'" in line
