@@ -475,10 +475,7 @@ class Session:
         self._ended = True
         with contextlib.suppress(Exception):
             self._stop_trace()
-            self._apply(order["arm"])
-            self._release()
-            self.segments.remove()
-            self.kernels.remove()
+        self._take_back()
         self.channel.emit("ended", steps=self.steps, exits=order["exit"])
         if order["exit"]:
             sys.stdout.flush()
@@ -494,12 +491,16 @@ class Session:
         self._gave_up, self._watched, self._phase = True, None, None
         with contextlib.suppress(Exception):
             self._stop_trace()
-            self._apply(())
-        self._release()
-        self.segments.remove()
-        self.kernels.remove()
+        self._take_back()
         with contextlib.suppress(Exception):
             self.channel.emit("failed", reason=reason[:300])
+
+    def _take_back(self) -> None:
+        """All changes are off, and nothing is noted any more, whichever of these fails."""
+        parts = [change.off for change in self.changes.values()]
+        for part in (*parts, self._release, self.segments.remove, self.kernels.remove):
+            with contextlib.suppress(Exception):
+                part()
 
     def _checksum(self) -> list[float]:
         """A sum over the parameters, equal on all ranks of a data-parallel program."""
@@ -558,6 +559,7 @@ class Applied(Session):
 
     def _give_up(self, reason: str) -> None:
         self._ended = True
+        self._take_back()
         print(f"nostall: the bundle is not applied: {reason}", file=sys.stderr)
 
     def at_exit(self) -> None:

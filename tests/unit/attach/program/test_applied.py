@@ -106,6 +106,31 @@ def test_another_version_of_transformers_is_refused(tmp_path: Path) -> None:
     assert start(tmp_path, **variables).returncode == 0
 
 
+def test_what_cannot_be_applied_leaves_the_program_as_it_was(tmp_path: Path) -> None:
+    unknown = {**FUSED, "name": "new", "kind": "new"}
+    program = EVALUATED_FIRST + TRAINED + "print('switch:', m._compiled_call_impl)"
+    out, err = run(tmp_path, program, FUSED, unknown)
+    assert "fused: None" in out and "switch: None" in out
+    assert "the bundle is not applied: ValueError: the change 'new' is unknown" in err
+
+
+FAILING_STORE = """
+import nostall.attach.program.kernels as kernels
+def broken(*_):
+    raise OSError("no store")
+kernels.NativeKernels.on = broken
+kernels.NativeKernels.missing = lambda self: ""
+"""
+
+
+def test_a_change_that_fails_takes_the_others_back(tmp_path: Path) -> None:
+    native = {**FUSED, "name": "native", "kind": "native", "value": "store"}
+    program = FAILING_STORE + EVALUATED_FIRST + TRAINED + "print('switch:', m._compiled_call_impl)"
+    out, err = run(tmp_path, program, FUSED, native)
+    assert "fused: None" in out and "switch: None" in out
+    assert "the bundle is not applied: OSError: no store" in err
+
+
 def start(folder: Path, script: str, machine: dict[str, str | None]) -> Any:
     (folder / "train.py").write_text(script)
     given = {
