@@ -106,6 +106,31 @@ def test_another_version_of_transformers_is_refused(tmp_path: Path) -> None:
     assert start(tmp_path, **variables).returncode == 0
 
 
+GENERATES = """
+import torch, transformers
+torch.set_num_threads(1)
+sizes = dict(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+             num_attention_heads=1, num_key_value_heads=1, eos_token_id=None, pad_token_id=0)
+make = lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+m, x = make(), torch.ones(2, 3, dtype=torch.long)
+for _ in range(14):
+    m.generate(x, max_new_tokens=2, do_sample=False)
+other = make()
+for i in range(20):
+    for model in (m, other):
+        model.generate(x, max_new_tokens=2 + i % 3, do_sample=False)
+print("cache:", m.generation_config.cache_implementation, torch.nn.Module._compiled_call_impl)
+"""
+
+
+def test_calls_after_the_bundle_was_applied_are_not_noted(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    change = {**FUSED, "name": "static cache", "kind": "generation", "value": "static"}
+    out, err = run(tmp_path, GENERATES, change, step_is="each call of LlamaForCausalLM.generate")
+    assert "cache: static None" in out
+    assert "applied static cache" in err and "not applied" not in err
+
+
 def test_what_cannot_be_applied_leaves_the_program_as_it_was(tmp_path: Path) -> None:
     unknown = {**FUSED, "name": "new", "kind": "new"}
     program = EVALUATED_FIRST + TRAINED + "print('switch:', m._compiled_call_impl)"
