@@ -108,8 +108,9 @@ def test_files_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
     found = result()
     assert [path.name for path in cli_optimize._write(found, tmp_path)][-1] == "bundle.json"
     found.attempts = found.attempts[:1]
+    (tmp_path / "kernels.zip").write_bytes(b"of an earlier run")
     assert "bundle.json" not in [path.name for path in cli_optimize._write(found, tmp_path)]
-    assert not (tmp_path / "bundle.json").exists()
+    assert not (tmp_path / "bundle.json").exists() and not (tmp_path / "kernels.zip").exists()
 
 
 def test_a_resumed_run_leaves_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
