@@ -266,9 +266,19 @@ def tune_in_subprocess(source: Source, seconds: float, ordinal: int) -> dict[str
                 check=True,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            warn_once(f"{source.origin} was not tuned: {error}")
-            return _read_answer(Path(folder)) or {"reason": str(error)}
+            answer = _read_answer(Path(folder)) or {"reason": _failure(error)}
+            warn_once(f"{source.origin} was not tuned: {answer['reason']}")
+            return answer
         return _read_answer(Path(folder)) or {"reason": "the search gave no answer"}
+
+
+def _failure(error: OSError | subprocess.SubprocessError) -> str:
+    """What happened to a tuning process that gave no answer, without its command line."""
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"its search ended with code {error.returncode}"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"its search had no end after {error.timeout:g} s"
+    return str(error)
 
 
 def _read_answer(folder: Path) -> dict[str, Any] | None:
@@ -332,6 +342,9 @@ def main() -> int:
         _write_answer(folder, reason_of(error))
         print(f"nostall: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
+    except Exception as error:  # any error of the device: the program is told
+        _write_answer(folder, reason_of(error))
+        raise
     gain = f"measured gain {row.ratio:.4f}x, stored" if row else "no gain beyond the noise"
     print(f"nostall: tuned on its first call: {gain}")
     return 0

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from nostall import __version__
 from nostall.attach.program.machine import CPU, cpu_name
@@ -34,6 +34,14 @@ _GIVEN = {"name", "kind", "value", "result_class"}
 """What the program is told of a change."""
 
 
+VALUES: Mapping[str, tuple[str, ...]] = {
+    "compile": ("inductor", "reduce-overhead", "nostall"), "optimizer": ("fused", "foreach"),
+    "memory_format": ("channels_last",), "matmul_precision": ("high",), "generation": ("static",),
+    "native": ("store",),
+}  # fmt: skip
+"""Values of each kind of change."""
+
+
 class BundledChange(StrictModel):
     """One change, and what it gained."""
 
@@ -41,16 +49,23 @@ class BundledChange(StrictModel):
     kind: Literal[
         "compile", "optimizer", "memory_format", "matmul_precision", "generation", "native"
     ]
-    value: Literal[
-        "inductor", "reduce-overhead", "nostall", "fused", "foreach", "channels_last", "high",
-        "static", "store",
-    ]  # fmt: skip
+    value: str
+    """One of :data:`VALUES`."""
     result_class: str
     """What it does to results; ``changes numbers`` only after ``--allow-numerics``."""
     line: str
     """What a person would write."""
     ratio: float
     interval: tuple[float, float]
+
+    @model_validator(mode="after")
+    def _check_value(self) -> BundledChange:
+        if self.value not in VALUES[self.kind]:
+            raise ValueError(
+                f"{self.value[:40]!r} is no value of {self.kind!r}; those are "
+                f"{', '.join(VALUES[self.kind])}"
+            )
+        return self
 
 
 class BundledKernels(StrictModel):
@@ -69,6 +84,8 @@ class Machine(StrictModel):
     driver: str | None
     torch: str
     nostall: str
+    transformers: str | None = None
+    """Of a change of its ``generate``; None without one."""
 
 
 class Bundle(StrictModel):
@@ -105,11 +122,14 @@ def write_bundle(result: Result, path: Path) -> Path:
         for attempt in result.kept
     ]  # fmt: skip
     assert result.together is not None and result.together.comparison is not None
+    raw = result.facts.raw if result.facts else {}
+    is_generation = any(change.get("kind") == "generation" for change in changes)
+    machine = {**result.machine, "nostall": __version__,
+               "transformers": raw.get("transformers") if is_generation else None}  # fmt: skip
     null = result.together.comparison.null_low, result.together.comparison.null_high
     bundle = Bundle.model_validate({
         "command": tuple(result.command), "step": result.step, "changes": tuple(changes),
-        "step_is": result.facts.raw["step_is"] if result.facts else "",
-        "machine": {**result.machine, "nostall": __version__},
+        "step_is": raw.get("step_is", ""), "machine": machine,
         "kernels": _write_kernels(result, path.parent / KERNELS_FILE),
         **_numbers(result.together), "null_interval": null,
     })  # fmt: skip

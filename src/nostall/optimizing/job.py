@@ -27,6 +27,7 @@ from nostall.optimizing.program import SCRATCH, Program, ProgramEnded, TimeIsUp,
 from nostall.optimizing.proof import Proof, block_order, prove
 from nostall.optimizing.recording import (
     Entry,
+    NotDerived,
     Recorder,
     Recording,
     RecordingEnds,
@@ -103,6 +104,7 @@ def optimize(
     result = Result(list(command), options.step, command_files=command_files(command))
     starts = [] if starts is None else starts
     with Program(command, options.settings, options.quiet_output) as program:
+        events = program.events
         job = _Job(_recorded(program, starts), options, say, result)
         job.save, job.earlier = save, earlier
         try:
@@ -127,24 +129,32 @@ def optimize(
         with Program(command, options.settings, options.quiet_output) as program:
             _confirm(_recorded(program, starts), options, say, result)
             program.end(exits=True)
-    _forget_kernels(result)
+    _forget_kernels(result, events)
     return result
 
 
-def _forget_kernels(result: Result) -> None:
+def _forget_kernels(result: Result, events: Sequence[Mapping[str, Any]]) -> None:
     """Take the records of this run's searches out of the store if the program gains nothing.
 
-    `nostall apply` would use them, because each was faster alone.
+    `nostall apply` would use them, because each was faster alone.  ``events``: the program's, with
+    the searches of attempts that had no end.
     """
-    dropped = [a for a in result.attempts if a.outcome != "kept" and a.kernels]
-    ids = {k["record"] for a in dropped for k in a.kernels if k["record"] and k["searched"]}
-    if not ids:
+    searched = {e["original"]: set(e["known"]) for e in events if e["event"] == "search"}
+    kernels = [(a.outcome == "kept", k) for a in result.attempts for k in a.kernels if k["record"]]
+    kept = {k["record"] for is_kept, k in kernels if is_kept}
+    dropped = {k["record"] for is_kept, k in kernels if not is_kept and k["searched"]} - kept
+    if not (searched or dropped):
         return
     from nostall.store import Store  # lazy: few runs have kernels
 
     store = Store()
     try:
-        rows = [row for row in store.rows() if row.id in ids]
+        rows = [
+            row
+            for row in store.rows()
+            if row.id in dropped
+            or (row.id not in kept and row.id not in searched.get(row.original, {row.id}))
+        ]
         for row in rows:
             store.remove(row)
     except BadInput as error:  # of the store; the result stands
@@ -152,8 +162,8 @@ def _forget_kernels(result: Result) -> None:
         return
     if rows:
         result.notes.append(
-            f"{len(rows)} binaries of kernels that were faster alone, and not in the program, are "
-            "not kept in the store"
+            f"{len(rows)} binaries of kernels without a proven gain in the program, though faster "
+            "alone, are not kept in the store"
         )
 
 
@@ -162,18 +172,19 @@ def replay(recording: Recording, say: Say) -> Result:
 
     Raises :class:`~nostall.core.errors.BadInput` if the recorded result does not follow from it.
     """
-    known = recording.result
     try:
+        known = NotDerived.model_validate(recording.result)
         if unknown := recording.options.keys() - asdict(Options()).keys():
             raise ValueError(f"unknown option {min(unknown)}")
         options = TypeAdapter(Options).validate_python(recording.options)
         result = Result(
-            known["command"], options.step, command_files=known["command_files"],
-            files=known["files_written_while_watched"], exit_code=known["program_exit_code"],
+            known.command, options.step, command_files=known.command_files,
+            files=known.files_written_while_watched, exit_code=known.program_exit_code,
         )  # fmt: skip
         first, *others = map(Replayed, recording.starts)
         job = _Job(first, options, say, result)
-        job.plan = {level["name"]: level["minutes"] for level in known["levels"]}
+        levels = recording.result["levels"]
+        job.plan = {level["name"]: level["minutes"] for level in levels}
         try:
             job.run()
         except TimeIsUp:
@@ -194,13 +205,13 @@ def replay(recording: Recording, say: Say) -> Result:
         TypeError,
         ValueError,
     ) as error:
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise BadInput(
             f"--replay: an answer of the recording is not one of a program ({reason}); record the "
             "program again"
         ) from error
     check_same(recording, result)
-    result.notes = [*known["notes"], f"{REPLAYED} by nostall {recording.nostall}"]
+    result.notes = [*known.notes, f"{REPLAYED} by nostall {recording.nostall}"]
     return result
 
 
@@ -343,7 +354,7 @@ class _Job:
         warm = self.program.clock() - begin
         if failures:
             reason = f"it fails in a step: {failures[0]}"
-            return Attempt(level, "refused", reason, done["result_class"])
+            return Attempt(level, "refused", reason, done["result_class"], kernels=kernels)
         proof = self._compare(kept, [*before, level.name], level.bound)
         outcome, reason = _outcome(proof)
         reason += _gains(kernels)

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nostall import __version__
 from nostall.core.errors import BadInput
@@ -61,6 +61,18 @@ class Recording(StrictModel):
     """What was asked in each start of the program: the first, and perhaps a second one."""
     result: dict[str, Any]
     """``result.json`` of the run."""
+
+
+class NotDerived(BaseModel):
+    """Keys of a recorded result that a replay takes over."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    command: list[str]
+    command_files: dict[str, str]
+    files_written_while_watched: list[str]
+    program_exit_code: int
+    notes: list[str]
 
 
 class Recorder:

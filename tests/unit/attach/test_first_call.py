@@ -199,6 +199,39 @@ def test_a_failing_search_does_not_stop_the_program(
     assert Store().rows() == []
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (subprocess.CalledProcessError(-11, ["python", "-P"]), "its search ended with code -11"),
+        (subprocess.TimeoutExpired(["python", "-P"], 305.0), "its search had no end after 305 s"),
+    ],
+)
+def test_a_search_without_an_answer_is_told_in_words(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(first_call.subprocess, "run", fail)
+    launch = LaunchSpec.from_toml(NVCC / "transpose.toml")
+    source = load_cubin(NVCC / "transpose.sm_90.cubin", None, launch)
+    assert first_call.tune_in_subprocess(source, 5.0, 0)["reason"] == reason
+
+
+def test_an_error_of_the_search_is_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(first_call, "tune_folder", fail)
+    monkeypatch.setattr(sys, "argv", ["first_call", str(tmp_path)])
+    with pytest.raises(RuntimeError):
+        first_call.main()
+    answer = first_call._read_answer(tmp_path)
+    assert answer is not None and "the device is lost" in answer["reason"]
+
+
 def test_the_decorator_rejects_invalid_arguments() -> None:
     with pytest.raises(BadInput, match=r"put it above @triton\.jit"):
         nostall.optimize(print)

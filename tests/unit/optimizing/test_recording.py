@@ -216,3 +216,18 @@ def test_a_recorder_keeps_the_end_of_a_program() -> None:
     with pytest.raises(ProgramEnded):
         recorder.ask(0.0, do="warm")
     assert recorder.entries == [Entry(what="ask", question={"do": "warm"}, ended="it crashed")]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("command", 7), ("notes", "x"), ("files_written_while_watched", 7), ("program_exit_code", "a"),
+     ("command_files", None)],
+)  # fmt: skip
+def test_what_is_taken_over_has_its_type(key: str, value: Any, tmp_path: Path) -> None:
+    recorded(tmp_path)
+    path = tmp_path / RECORDING_FILE
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    document["result"][key] = value
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    with pytest.raises(BadInput, match=f"--replay: .*{key}"):
+        replayed(tmp_path)

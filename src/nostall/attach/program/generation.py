@@ -7,7 +7,9 @@ tokens before it are equal, because greedy generation may choose another token a
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -50,11 +52,20 @@ class GenerateCall(NamedTuple):
 
 
 class StaticCache:
-    """``generation_config.cache_implementation = "static"`` of the models that generate."""
+    """``generation_config.cache_implementation = "static"`` of the models that generate.
+
+    Calls of ``generate`` of a kind that is not compared run as they were: with a cache or an
+    assistant of the program, transformers would refuse them.
+    """
 
     def __init__(self, switches: Sequence[Switch], value: str) -> None:
         self.value = value
         self.roots = [switch.root for switch in switches if can_be_static(switch.root)]
+        self._before = [root.generation_config.cache_implementation for root in self.roots]
+        self._kept: list[dict[str, Any]] = [{} for _ in self.roots]
+        """What transformers keeps in each model for the static cache, while it is off."""
+        self._patched: tuple[Any, Any, Any] | None = None
+        """A class, its ``generate``, and the one in its place while the change is on."""
 
     def missing(self) -> str:
         """Why nothing would be changed; empty if something would."""
@@ -74,12 +85,51 @@ class StaticCache:
         return True
 
     def on(self) -> None:
-        for root in self.roots:
-            root.generation_config.cache_implementation = self.value
+        if self._patched is None and self.roots:
+            for root, kept in zip(self.roots, self._kept, strict=True):
+                root.generation_config.cache_implementation = self.value
+                root.__dict__.update(kept)
+            self._guard()
 
     def off(self) -> None:
-        for root in self.roots:
-            root.generation_config.cache_implementation = None
+        if self._patched is None:
+            return
+        owner, generate, guarded = self._patched
+        if owner.__dict__.get("generate") is guarded:
+            owner.generate = generate
+        self._patched = None
+        for root, kept, before in zip(self.roots, self._kept, self._before, strict=True):
+            root.generation_config.cache_implementation = before
+            kept.update({name: root.__dict__.pop(name) for name in _OWN if name in root.__dict__})
+
+    def _guard(self) -> None:
+        """Run calls that are not compared with the program's own setting."""
+        owner = next(c for c in _classes(self.roots) if "generate" in c.__dict__)
+        generate = owner.generate
+
+        @functools.wraps(generate)
+        def guarded(model: Any, *args: Any, **kwargs: Any) -> Any:
+            at = next((n for n, root in enumerate(self.roots) if root is model), None)
+            if at is None or not not_compared(model, GenerateCall(generate, args, kwargs)):
+                return generate(model, *args, **kwargs)
+            config = model.generation_config
+            config.cache_implementation = self._before[at]
+            try:
+                return generate(model, *args, **kwargs)
+            finally:
+                config.cache_implementation = self.value
+
+        owner.generate = guarded
+        self._patched = owner, generate, guarded
+
+
+_OWN = ("_cache", "_compiled_call", "_last_compile_config", "_previous_max_cache_length")
+"""What versions of transformers keep in a model for its static cache."""
+
+
+def _classes(roots: Sequence[Any]) -> list[Any]:
+    """Classes of the models, bases first: that of transformers is the first with ``generate``."""
+    return [c for root in roots for c in reversed(type(root).__mro__)]
 
 
 def can_be_static(root: Any) -> bool:
@@ -87,7 +137,7 @@ def can_be_static(root: Any) -> bool:
     config = getattr(root, "generation_config", None)
     return (
         config is not None
-        and getattr(config, "cache_implementation", STATIC) in (None, STATIC)
+        and getattr(config, "cache_implementation", "") in (None, "dynamic")
         and callable(getattr(root, "generate", None))
     )
 
@@ -110,10 +160,12 @@ class _Copy:
     def __init__(self, root: Any, value: str) -> None:
         self.torch, self.value = sys.modules["torch"], value
         self.model = copy.deepcopy(root)
+        for name in _OWN:  # a compiled call in it would be of ``root``
+            self.model.__dict__.pop(name, None)
         self.state = [(p, p.detach().clone()) for p in self.model.parameters()]
 
     def check(self, call: GenerateCall) -> Finding:
-        if reason := self._not_compared(call):
+        if reason := not_compared(self.model, call):
             return Finding(CLASSES[0], reason)
         for _ in range(WARM):
             self.run(call, self.value)
@@ -137,17 +189,6 @@ class _Copy:
             worst = max(worst, distance / (allowed or 1.0))
         return Finding(CLASSES[1], detail=f"logits at most {worst:.2f} of the allowed distance")
 
-    def _not_compared(self, call: GenerateCall) -> str:
-        """Why logits of these calls cannot be compared; empty if they can."""
-        config = call.kwargs.get("generation_config") or self.model.generation_config
-        found = {name: call.kwargs.get(name, getattr(config, name, None)) for name in _PLAIN}
-        for name, plain in _PLAIN.items():
-            if found[name] not in plain:
-                return f"only greedy generation of tokens is compared, and {name} is {found[name]}"
-        if call.kwargs.get("past_key_values") is not None:
-            return "the program has a cache of its own"
-        return ""
-
     def _rounding(self) -> float:
         torch = self.torch
         floats = [p for p, _ in self.state if p.is_floating_point()]
@@ -162,7 +203,9 @@ class _Copy:
             for parameter, value in self.state:
                 parameter.copy_(moving.moved(value, moved))
         args, kwargs = clone((call.args, call.kwargs))
-        for config in (self.model.generation_config, kwargs.get("generation_config")):
+        kwargs.pop("streamer", None)  # it would show the tokens to the program
+        own = named(call.function, self.model, args, kwargs).get("generation_config")
+        for config in (self.model.generation_config, own):
             if config is not None:
                 config.cache_implementation = cache
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
@@ -175,9 +218,34 @@ class _Copy:
 
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "do_sample": (False, None), "num_beams": (1, None), "return_dict_in_generate": (False, None),
-    "assistant_model": (None,), "use_cache": (True, None),
+    "assistant_model": (None,), "assistant_early_exit": (None,), "custom_generate": (None,),
+    "prompt_lookup_num_tokens": (None,), "use_cache": (True, None),
 }  # fmt: skip
 """Options of ``generate`` and their values with which tokens are a function of logits."""
+
+
+def not_compared(model: Any, call: GenerateCall) -> str:
+    """Why logits of calls like this one of ``model`` cannot be compared; empty if they can."""
+    given = named(call.function, model, call.args, call.kwargs)
+    configs = (given.get("generation_config"), model.generation_config)
+    for name, plain in _PLAIN.items():
+        values = (given.get(name), *(getattr(config, name, None) for config in configs))
+        value = next((value for value in values if value is not None), None)
+        if value not in plain:
+            shown = value if isinstance(value, bool | int | str) else f"a {type(value).__name__}"
+            return f"only greedy generation of tokens is compared, and {name} is {shown}"
+    if any(given.get(name) is not None for name in ("past_key_values", "cache_params")):
+        return "the program has a cache of its own"
+    return ""
+
+
+def named(function: Any, model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by name; those of ``function`` can be given by position."""
+    try:
+        bound = inspect.signature(function).bind(model, *args, **kwargs).arguments
+    except (TypeError, ValueError):  # no signature, or a call that it refuses itself
+        return dict(kwargs)
+    return {**bound, **kwargs}
 
 
 def _reversed(call: GenerateCall) -> GenerateCall:

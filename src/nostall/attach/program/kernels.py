@@ -7,6 +7,7 @@ replays of CUDA graphs do not come here.
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
 import threading
 from collections import Counter
@@ -189,6 +190,8 @@ class NativeKernels:
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
+        self.tell_search: Callable[[Mapping[str, Any]], None] = lambda _: None
+        """Gets what is in the store before each search, which may never answer."""
         self._answers: dict[int, dict[str, Any]] = {}
         self._swaps: dict[int, _Swap] = {}
 
@@ -219,6 +222,7 @@ class NativeKernels:
             if not swap.turn_on() and not seconds:
                 answer["reason"] = "its part of the time is too small for a search"
             elif not swap.is_on:
+                self.tell_search(_stored(kernel.source.cubin))
                 ordinal = sys.modules["triton"].runtime.driver.active.get_current_device()
                 answer |= tune_in_subprocess(kernel.source, seconds, int(ordinal))
                 answer["searched"] = swap.turn_on()
@@ -328,6 +332,15 @@ class _Swap:
             setattr(self.compiled, name, value)
         self.compiled.asm["cubin"] = state["kernel"]
         self.compiled.asm.pop("sass", None)
+
+
+def _stored(cubin: bytes) -> dict[str, Any]:
+    """The sha256 of a binary, and the ids of the store's records for it."""
+    from nostall.store import Store
+
+    sha256 = hashlib.sha256(cubin).hexdigest()
+    ids = [row.id for row in Store().rows() if row.original == sha256]
+    return {"original": sha256, "known": ids}
 
 
 def _parts(kernels: Sequence[Described], seconds: float) -> list[tuple[Described, float]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import platform
+import sys
 
 CPU = "CPU "
 """Beginning of a device's name that is no GPU."""
@@ -24,3 +26,18 @@ def driver_version() -> str | None:
         words = file.readline().split()
         return next((word for word in words if word[:1].isdigit() and "." in word), None)
     return None
+
+
+def transformers_version() -> str | None:
+    """Version of the installed transformers; None without it."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("transformers")
+    return None
+
+
+def rank() -> tuple[int, int]:
+    """Rank and number of ranks of this process; (0, 1) outside of a distributed job."""
+    distributed = sys.modules["torch"].distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1

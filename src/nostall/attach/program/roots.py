@@ -156,8 +156,11 @@ class Switch:
 
 def _settled(root: Any, target: Callable[..., Any]) -> Callable[..., Any]:
     """``target``, or the original of ``root`` from the first refused output on."""
+    is_compiling = sys.modules["torch"].compiler.is_compiling
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # as in a switch
+            return root._call_impl(*args, **kwargs)
         try:
             return target(*args, **kwargs)
         except RefusedOutput as error:

@@ -28,7 +28,7 @@ from nostall.attach.program.changes import (
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.generation import GenerateCall, can_be_static, generated
 from nostall.attach.program.kernels import Kernels, NativeKernels
-from nostall.attach.program.machine import cpu_name, driver_version
+from nostall.attach.program.machine import cpu_name, driver_version, rank, transformers_version
 from nostall.attach.program.roots import (
     MAX_CALLS,
     Switch,
@@ -139,7 +139,9 @@ class Session:
         self._generates = self._generates or can_be_static(model)
         if self._captures is not None:
             with contextlib.suppress(Exception):  # any error of a user's __deepcopy__
-                args, kwargs = clone((call.args, call.kwargs))
+                # A streamer is of the program's output, and often no copy of it can be made.
+                given = {name: v for name, v in call.kwargs.items() if name != "streamer"}
+                args, kwargs = clone((call.args, given))
                 kept = call._replace(args=args, kwargs=kwargs)
                 self._captures.setdefault(generated(model), {})[0] = kept
 
@@ -302,17 +304,18 @@ class Session:
     def _facts(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> dict[str, Any]:
         torch = sys.modules["torch"]
         on_gpu = bool(torch.cuda.is_available() and torch.cuda.is_initialized())
-        rank, world = _rank()
+        number, world = rank()
         self._sync()  # else the host's clock is ahead of the device
         seconds = _clock() - self._watch_began
         counts = Counter(key for key, _, _ in kept).most_common(1)[0][0]
         return {
-            "rank": rank,
+            "rank": number,
             "world": world,
             "device": torch.cuda.get_device_name() if on_gpu else cpu_name(),
             "driver": driver_version() if on_gpu else None,
             "cuda": on_gpu,
             "torch": torch.__version__,
+            "transformers": transformers_version() if self._generates else None,
             "threads": torch.get_num_threads(),
             "steps": [(key, seconds) for key, seconds, _ in kept],
             "mean_seconds": seconds / len(kept),
@@ -373,7 +376,7 @@ class Session:
         if not order["agree"]:
             return True
         start = self.channel.start(order["number"])
-        if start is None and _rank()[0] == 0:
+        if start is None and rank()[0] == 0:
             # Gradients are reduced in each step, so no rank is more than one step ahead.
             start = self.steps + 3
             self.channel.agree(order["number"], start)
@@ -385,7 +388,8 @@ class Session:
             self._end(order)
         elif what == "check":
             self._make(order)
-            if isinstance(self.changes[order["name"]], NativeKernels):
+            if isinstance(change := self.changes[order["name"]], NativeKernels):
+                change.tell_search = lambda stored: self._emit_answer("search", **stored)
                 self._apply(order["arm"])
                 self.kernels.describe(order["seconds"])
             self._captures, self._order, self._capture_until = {}, order, now + 60.0
@@ -471,10 +475,7 @@ class Session:
         self._ended = True
         with contextlib.suppress(Exception):
             self._stop_trace()
-            self._apply(order["arm"])
-            self._release()
-            self.segments.remove()
-            self.kernels.remove()
+        self._take_back()
         self.channel.emit("ended", steps=self.steps, exits=order["exit"])
         if order["exit"]:
             sys.stdout.flush()
@@ -490,12 +491,16 @@ class Session:
         self._gave_up, self._watched, self._phase = True, None, None
         with contextlib.suppress(Exception):
             self._stop_trace()
-            self._apply(())
-        self._release()
-        self.segments.remove()
-        self.kernels.remove()
+        self._take_back()
         with contextlib.suppress(Exception):
             self.channel.emit("failed", reason=reason[:300])
+
+    def _take_back(self) -> None:
+        """All changes are off, and nothing is noted any more, whichever of these fails."""
+        parts = [change.off for change in self.changes.values()]
+        for part in (*parts, self._release, self.segments.remove, self.kernels.remove):
+            with contextlib.suppress(Exception):
+                part()
 
     def _checksum(self) -> list[float]:
         """A sum over the parameters, equal on all ranks of a data-parallel program."""
@@ -537,7 +542,7 @@ class Applied(Session):
         names = list(self.changes)
         self._apply(names)
         self._release()
-        if names and _rank()[0] == 0:
+        if names and rank()[0] == 0:
             shown = [
                 f"{c['name']} (changes numbers)" if c["result_class"] == CLASSES[3] else c["name"]
                 for c in changes
@@ -554,6 +559,7 @@ class Applied(Session):
 
     def _give_up(self, reason: str) -> None:
         self._ended = True
+        self._take_back()
         print(f"nostall: the bundle is not applied: {reason}", file=sys.stderr)
 
     def at_exit(self) -> None:
@@ -571,6 +577,8 @@ class Applied(Session):
         found = {"torch": sys.modules["torch"].__version__, "driver": machine["driver"]}
         if machine["driver"] is not None:
             found["driver"] = driver_version()
+        if machine.get("transformers") is not None:
+            found["transformers"] = str(transformers_version())
         for part, here in found.items():
             if here != machine[part]:
                 return (
@@ -587,11 +595,3 @@ def _sync(devices: Collection[Any] = ()) -> None:
         torch.cuda.synchronize()
         for device in devices:
             torch.cuda.synchronize(device)
-
-
-def _rank() -> tuple[int, int]:
-    """Rank and number of ranks of this process; (0, 1) outside of a distributed job."""
-    distributed = sys.modules["torch"].distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1

@@ -215,6 +215,8 @@ class OutermostCalls:
 
     def _counts(self) -> bool:
         """Whether a call counts: one of the thread that called a module first."""
+        if self.is_active and self.session._ended:
+            self.remove()
         if not self._thread:
             self._thread, self._began = get_ident(), _clock()
         return (

@@ -15,7 +15,7 @@ from nostall.cli.optimizing.tables import show_result
 from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, out, show_json
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
-from nostall.optimizing.bundle import write_bundle
+from nostall.optimizing.bundle import KERNELS_FILE, write_bundle
 from nostall.optimizing.earlier import RESULT_FILE, read_earlier
 from nostall.optimizing.job import Options
 from nostall.optimizing.job import optimize as run_job
@@ -194,7 +194,8 @@ def _write(result: Result, folder: Path) -> list[Path]:
     if result.kept and result.together and (bundle := _bundle(result, folder)):
         paths.append(bundle)
     else:
-        (folder / BUNDLE_FILE).unlink(missing_ok=True)  # of an earlier run, and not proven here
+        for name in (BUNDLE_FILE, KERNELS_FILE):  # of an earlier run, and not proven here
+            (folder / name).unlink(missing_ok=True)
     return paths
 
 

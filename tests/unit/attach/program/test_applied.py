@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -91,3 +92,77 @@ def test_what_would_change_nothing_is_named(
     _, err = run(tmp_path, f"{EVALUATED_FIRST}{before}\n{trained}", change)
     assert "not applied: fused: " in err and reason in err
     assert "run `nostall optimize` again" in err and "applied fused" not in err
+
+
+def test_another_version_of_transformers_is_refused(tmp_path: Path) -> None:
+    here = importlib.metadata.version("transformers")
+    machine = {"torch": torch.__version__, "driver": None, "transformers": "4.0.0"}
+    script = "import torch.optim\nprint('runs')\n"
+    variables = {"machine": machine, "script": script}
+    ended = start(tmp_path, **variables)
+    assert ended.returncode == 2 and "runs" not in ended.stdout
+    assert f"measured with transformers 4.0.0, and here it is {here}" in ended.stderr
+    machine["transformers"] = here
+    assert start(tmp_path, **variables).returncode == 0
+
+
+GENERATES = """
+import torch, transformers
+torch.set_num_threads(1)
+sizes = dict(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+             num_attention_heads=1, num_key_value_heads=1, eos_token_id=None, pad_token_id=0)
+make = lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+m, x = make(), torch.ones(2, 3, dtype=torch.long)
+for _ in range(14):
+    m.generate(x, max_new_tokens=2, do_sample=False)
+other = make()
+for i in range(20):
+    for model in (m, other):
+        model.generate(x, max_new_tokens=2 + i % 3, do_sample=False)
+print("cache:", m.generation_config.cache_implementation, torch.nn.Module._compiled_call_impl)
+"""
+
+
+def test_calls_after_the_bundle_was_applied_are_not_noted(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    change = {**FUSED, "name": "static cache", "kind": "generation", "value": "static"}
+    out, err = run(tmp_path, GENERATES, change, step_is="each call of LlamaForCausalLM.generate")
+    assert "cache: static None" in out
+    assert "applied static cache" in err and "not applied" not in err
+
+
+def test_what_cannot_be_applied_leaves_the_program_as_it_was(tmp_path: Path) -> None:
+    unknown = {**FUSED, "name": "new", "kind": "new"}
+    program = EVALUATED_FIRST + TRAINED + "print('switch:', m._compiled_call_impl)"
+    out, err = run(tmp_path, program, FUSED, unknown)
+    assert "fused: None" in out and "switch: None" in out
+    assert "the bundle is not applied: ValueError: the change 'new' is unknown" in err
+
+
+FAILING_STORE = """
+import nostall.attach.program.kernels as kernels
+def broken(*_):
+    raise OSError("no store")
+kernels.NativeKernels.on = broken
+kernels.NativeKernels.missing = lambda self: ""
+"""
+
+
+def test_a_change_that_fails_takes_the_others_back(tmp_path: Path) -> None:
+    native = {**FUSED, "name": "native", "kind": "native", "value": "store"}
+    program = FAILING_STORE + EVALUATED_FIRST + TRAINED + "print('switch:', m._compiled_call_impl)"
+    out, err = run(tmp_path, program, FUSED, native)
+    assert "fused: None" in out and "switch: None" in out
+    assert "the bundle is not applied: OSError: no store" in err
+
+
+def start(folder: Path, script: str, machine: dict[str, str | None]) -> Any:
+    (folder / "train.py").write_text(script)
+    given = {
+        "folder": os.devnull, "director": 0, "step": None, "bundle": "b.json", "changes": [FUSED],
+        "machine": machine,
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "train.py"], env=program_environment(os.environ, given), cwd=folder,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip

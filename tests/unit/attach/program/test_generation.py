@@ -91,8 +91,85 @@ def test_the_change_is_switched() -> None:
     assert change.check({generated(root): [call()]}).refusal == ""
     change.on()
     assert root.generation_config.cache_implementation == "static"
-    assert can_be_static(root)
     change.off()
     assert root.generation_config.cache_implementation is None
     other = torch.nn.Linear(2, 2)
     assert "no model" in StaticCache([Switch(other, [], lambda *_: None)], "static").missing()
+
+
+def test_a_setting_of_the_program_is_not_changed() -> None:
+    root = model()
+    root.generation_config.cache_implementation = "static"
+    assert not can_be_static(root)
+    change = StaticCache([Switch(root, [], lambda *_: None)], "static")
+    change.on()
+    change.off()
+    assert root.generation_config.cache_implementation == "static"
+    root.generation_config.cache_implementation = "dynamic"
+    change = StaticCache([Switch(root, [], lambda *_: None)], "static")
+    change.on()
+    change.off()
+    assert root.generation_config.cache_implementation == "dynamic"
+
+
+def test_what_transformers_keeps_in_the_model_goes_with_the_change() -> None:
+    root = model()
+    change = StaticCache([Switch(root, [], lambda *_: None)], "static")
+    change.on()
+    root._compiled_call = root._cache = "of the static cache"
+    change.off()
+    assert "_compiled_call" not in root.__dict__ and "_cache" not in root.__dict__
+    change.on()
+    assert root._compiled_call == "of the static cache"
+    change.off()
+
+
+def test_calls_that_were_not_compared_run_as_they_were() -> None:
+    """With a static cache transformers refuses a cache of the program, and an assistant."""
+    root = model()
+    tokens = call().args[0]
+    change = StaticCache([Switch(root, [], lambda *_: None)], "static")
+    generate = transformers.GenerationMixin.generate
+    change.on()
+    try:
+        own = transformers.DynamicCache(config=root.config)
+        root.generate(tokens, max_new_tokens=2, do_sample=False, past_key_values=own)
+        assert own.get_seq_length() == tokens.shape[1] + 1
+        root.generate(tokens[:1], max_new_tokens=2, do_sample=False, assistant_model=model())
+        kept = root.generate(
+            tokens, max_new_tokens=2, do_sample=False, return_dict_in_generate=True
+        )
+        assert type(kept.past_key_values) is transformers.DynamicCache
+        assert root.generation_config.cache_implementation == "static"
+    finally:
+        change.off()
+    assert transformers.GenerationMixin.generate is generate
+
+
+def test_options_are_found_wherever_they_are_given() -> None:
+    config = transformers.GenerationConfig(do_sample=True, max_new_tokens=6, pad_token_id=0)
+    tokens = call().args[0]
+    given = GenerateCall(transformers.GenerationMixin.generate, (tokens, config), {})
+    assert "do_sample is True" in check_generation(model(), [given], "static").refusal
+    config.do_sample = None
+    root = model()
+    root.generation_config.do_sample = True
+    assert "do_sample is True" in check_generation(root, [given], "static").refusal
+    root.generation_config.do_sample = False
+    assert check_generation(root, [given], "static").refusal == ""
+
+
+def test_a_check_streams_no_tokens() -> None:
+    class Streamer:
+        seen: list[Any] = []  # noqa: RUF012
+
+        def put(self, value: Any) -> None:
+            self.seen.append(value)
+
+        def end(self) -> None:
+            self.seen.append("end")
+
+    given = call(streamer=Streamer())
+    given = given._replace(args=(given.args[0][:1],))
+    assert check_generation(model(), [given], "static").refusal == ""
+    assert Streamer.seen == []

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from nostall.attach.program.kernels import Kernels, NativeKernels
+from nostall.cli import INTERRUPTED
 from nostall.store import Store
 from tests.e2e.cli import ROOT, Done, error_line, nostall
 from tests.unit.attach.variants import GPU
@@ -122,7 +123,22 @@ def test_what_is_faster_alone_only_does_not_stay_in_the_store(tmp_path: Path) ->
     (attempt,) = document["attempts"]
     assert attempt["outcome"] == "dropped" and attempt["kernels"][0]["searched"]
     assert "not faster" in attempt["reason"] and "kernels alone: axpy" in attempt["reason"]
-    assert any("not in the program" in note for note in document["notes"])
+    assert any("gain in the program" in note for note in document["notes"])
+    assert Store(tmp_path / "store").rows() == []
+
+
+@pytest.mark.parametrize("search", ["interrupt", "hang"])
+def test_what_was_not_tried_in_the_program_does_not_stay_in_the_store(
+    search: str, tmp_path: Path
+) -> None:
+    done = run(
+        tmp_path, "optimize", "--step", STEP, "--minutes", "1", "--format", "json", "--",
+        sys.executable, PROGRAM, search=search,
+    )  # fmt: skip
+    assert done.code == INTERRUPTED, done.err
+    document = json.loads(done.out)
+    assert (tmp_path / "faster").exists() and document["attempts"] == []
+    assert any("gain in the program" in note for note in document["notes"])
     assert Store(tmp_path / "store").rows() == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nostall.attach.program.roots import program_identity  # noqa: E402
+from nostall.attach.program.roots import Switch, program_identity  # noqa: E402
 
 
 def test_other_sizes_and_dtypes_are_another_program() -> None:
@@ -30,3 +30,15 @@ def test_other_sources_of_an_imported_module_are_another_program(
     first = program_identity([])
     source.write_text("WIDTH = 2048")
     assert len({before, first, program_identity([])}) == 3
+
+
+def test_what_is_compiled_around_a_settled_module_has_its_own_call() -> None:
+    """As while it was measured: transformers compiles calls of a model in ``generate``."""
+    root = torch.nn.Linear(3, 3)
+    switch = Switch(root, [], lambda *_: None)
+    switch.target = lambda x: x * 0.0
+    switch.settle()
+    x = torch.ones(2, 3)
+    assert torch.equal(root(x), x * 0.0)
+    around = torch.compile(root.__call__, backend="eager", fullgraph=True)
+    assert torch.equal(around(x), root._call_impl(x))

@@ -3,7 +3,10 @@
 # ruff: noqa: N803
 from __future__ import annotations
 
+import json
 import os
+import signal
+import time
 from pathlib import Path
 
 import triton.language as tl
@@ -40,6 +43,19 @@ def store_useless(source, seconds, ordinal):
 
     keep_variant(Store(), source.cubin)
     return {"reason": "", "seconds": 2e-2}
+
+
+def interrupt(source, seconds, ordinal):
+    """Stores a variant, and Ctrl-C comes before it was tried in the program."""
+    keep = store_variant(source, seconds, ordinal)
+    os.kill(json.loads(os.environ["NOSTALL_PROGRAM"])["director"], signal.SIGINT)
+    return keep
+
+
+def hang(source, seconds, ordinal):
+    """Ctrl-C, and the search has stored a variant and does not end."""
+    interrupt(source, seconds, ordinal)
+    time.sleep(100.0)
 
 
 def find_nothing(source, seconds, ordinal):

@@ -108,8 +108,9 @@ def test_files_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
     found = result()
     assert [path.name for path in cli_optimize._write(found, tmp_path)][-1] == "bundle.json"
     found.attempts = found.attempts[:1]
+    (tmp_path / "kernels.zip").write_bytes(b"of an earlier run")
     assert "bundle.json" not in [path.name for path in cli_optimize._write(found, tmp_path)]
-    assert not (tmp_path / "bundle.json").exists()
+    assert not (tmp_path / "bundle.json").exists() and not (tmp_path / "kernels.zip").exists()
 
 
 def test_a_resumed_run_leaves_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,3 +292,13 @@ def test_an_interrupt_leaves_nothing(number: signal.Signals, tmp_path: Path) -> 
         process.stderr.read()
     assert process.returncode == 130
     assert left(tmp_path) == []
+
+
+def test_a_value_of_another_kind_is_refused(tmp_path: Path) -> None:
+    """PyTorch would fail at it inside the program."""
+    path = bundle(tmp_path / "b.json")
+    document = json.loads(path.read_text())
+    document["changes"][0]["kind"] = "compile"
+    path.write_text(json.dumps(document))
+    line = error_line(nostall_here("apply", "--bundle", path, "--", "true", cwd=tmp_path))
+    assert "'fused' is no value of 'compile'" in line
