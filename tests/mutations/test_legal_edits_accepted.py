@@ -18,7 +18,7 @@ from tests.mutations.kernels import all_functions, cubin_paths, read_program, sm
 from tests.mutations.legal_edits import LEGAL
 from tests.mutations.mutants import only, parse_known_words
 
-COUNT = 16 if catalogue.slice_step() <= 12 else 8
+COUNT = 16 if catalogue.slice_step() <= 12 else 4
 """Number of edits of each kind that are checked."""
 
 

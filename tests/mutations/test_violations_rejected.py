@@ -32,13 +32,19 @@ from tests.mutations.mutants import (
 COUNT = int(
     os.environ.get("NOSTALL_MUTANTS")
     or next(
-        count for step, count in ((1, 20), (12, 8), (math.inf, 4)) if catalogue.slice_step() <= step
+        count for step, count in ((1, 20), (12, 8), (math.inf, 2)) if catalogue.slice_step() <= step
     )
 )
 """Number of mutants of each kind that are checked."""
 
 SPECIAL_COUNT = min(COUNT, 8 if catalogue.slice_step() == 1 else 4)
 """The same for kinds whose constructs are only in a few cubins."""
+
+DISASSEMBLED = tuple(MUTATIONS)[:: 1 if catalogue.slice_step() <= 12 else 4]
+"""Kinds of which the verifier rejects a cubin as a user gives it.  nvdisasm takes longest."""
+
+ORIGINALS = 8 if catalogue.slice_step() <= 12 else 4
+"""Number of cubins that the same checks accept."""
 
 RARE = {
     "cover of sources removed": 6,
@@ -142,7 +148,7 @@ def test_every_seeded_violation_is_rejected(kind: str) -> None:
     assert made, f"{kind}: no kernel of this slice has a place for it; see IN_EVERY_SLICE"
     assert not accepted
     assert _unclaimed(kind, [result for _, result in results]) == {"hazards": 0, "symbolic": 0}
-    assert all(_verdict_rejects(mutant) for mutant in made[:1])
+    assert kind not in DISASSEMBLED or _verdict_rejects(made[0])
     if catalogue.slice_step() == 1 or kind in SPECIAL_KINDS:
         assert len(made) >= min(count, RARE.get(kind, count)), f"{kind}: {len(made)} mutants"
 
@@ -174,7 +180,7 @@ def test_claims_name_kinds() -> None:
 
 
 def test_the_same_checks_accept_the_original() -> None:
-    for path in smallest_cubins(8):
+    for path in smallest_cubins(ORIGINALS):
         program = read_program(path)
         for function in program.functions:
             unchanged = Mutant("none", path.stem, program, function, program.cubin.data)

@@ -58,6 +58,10 @@ FIRST = {
     "attention by a query 4096x100x64": "turned",
 }
 
+QUICK = set(list(CHAINS)[::3])
+EACH = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CHAINS]
+"""All chains; two of three are slow tests."""
+
 
 def small(chain: Chain) -> Chain:
     """The same chain with tensors small enough for the CPU."""
@@ -136,7 +140,7 @@ def test_there_are_at_least_16_chains() -> None:
     assert len(CHAINS) >= 16
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", EACH)
 def test_graphs_do_not_depend_on_the_device(name: str) -> None:
     try:
         traced = chain_graph(CHAINS[name], "cuda")
@@ -147,7 +151,7 @@ def test_graphs_do_not_depend_on_the_device(name: str) -> None:
     assert traced.key == chain_graph(CHAINS[name]).key
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", EACH)
 def test_captured_graphs_compute_what_the_chains_compute(name: str) -> None:
     chain = small(CHAINS[name])
     torch.manual_seed(0)

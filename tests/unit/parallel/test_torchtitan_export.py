@@ -19,6 +19,7 @@ from nostall.parallel.torchtitan_export import (
     stages_text,
     torchtitan_settings,
 )
+from tests.unit.fusion.codegen.interpreter_process import run_interpreted
 from tests.unit.parallel.cases import pipeline, profile, servers, straight
 
 ROTATION = Plan(tuple(Stage(s, s + 1, (s % 2,)) for s in range(4)), "interleaved")
@@ -153,65 +154,11 @@ def work_of(samples: int = 8, names: tuple[str, ...] = NAMES) -> Workload:
 
 def test_exported_stages_train_as_one_process_does(tmp_path: Path) -> None:
     """Two processes; the first and last stage also hold a tied weight, which check refuses."""
-    mp = pytest.importorskip("torch.multiprocessing")
+    pytest.importorskip("torch")
     for name, plan in EXPORTED.items():
         export_stages(work_of(), plan, tmp_path / f"{name}.py")
-    mp.spawn(_check_stages, (tmp_path,), nprocs=2)
-    found = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
-    assert found == {f"{rank}.txt": "embed.weight is in stages 0 and 3" for rank in range(2)}
-
-
-def _check_stages(rank: int, folder: Path) -> None:
-    import torch
-    import torch.distributed as dist
-    import torch.nn.functional as F  # noqa: N812
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    generator = torch.Generator().manual_seed(rank)  # check gives all processes rank 0's values
-    tokens, targets = torch.randint(0, 16, (2, 8, 5), generator=generator)
-
-    def loss(logits: Any, targets: Any) -> Any:
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    for name in EXPORTED:
-        text: dict[str, Any] = {}
-        exec((folder / f"{name}.py").read_text(), text)
-        skips = name != "interleaved"
-        text["check"](model(rank, skips=skips), (tokens,), targets, loss, "cpu")
-        # A step that averages where the loss adds up is another one.
-        with pytest.raises(ValueError, match="in stages differs from one process"):
-            text["check"](model(rank, skips=skips), (tokens,), targets, loss, "cpu", mean=False)
-    with pytest.raises(ValueError, match="stage 2 reads a value of stage 0"):
-        text["check"](model(rank, skips=True), (tokens,), targets, loss, "cpu")
-    tied = model(rank, skips=False)
-    tied.head.weight = tied.embed.weight
-    with pytest.raises(ValueError, match="in stages") as caught:
-        text["check"](tied, (tokens,), targets, loss, "cpu")
-    (folder / f"{rank}.txt").write_text(str(caught.value).partition(", and")[0])
-    dist.destroy_process_group()
-
-
-def model(seed: int, *, skips: bool) -> Any:
-    """Layers of different kinds; with ``skips``, the last one reads a result of the first."""
-    import torch
-    from torch import nn
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(16, 8)
-            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-            self.head = nn.Linear(8, 16)
-
-        def forward(self, tokens: Any) -> Any:
-            x = first = self.embed(tokens)
-            for layer in self.layers:
-                x = x + torch.tanh(layer(x))
-            return self.head(x + first if skips else x)
-
-    torch.manual_seed(seed)
-    return Model()
+    refused = run_interpreted("tests.unit.parallel.exported_stages", tmp_path, *EXPORTED)
+    assert refused == ["embed.weight is in stages 0 and 3"] * 2
 
 
 @pytest.mark.parametrize(

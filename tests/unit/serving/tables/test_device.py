@@ -64,7 +64,7 @@ def test_an_order_that_only_the_host_knows_is_refused() -> None:
         DeviceBuilder.of(TableSettings(8, 8, 132, order="lpt"), capacity, "cpu")
 
 
-@pytest.mark.parametrize("triton", ["installed", "3.6.0"])
+@pytest.mark.parametrize("triton", ["installed", pytest.param("3.6.0", marks=pytest.mark.slow)])
 def test_the_kernel_compiles_for_sm_90(triton: str) -> None:
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     if triton == "3.6.0":
