@@ -128,6 +128,8 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "parallel.pass_times": ("--tiny",),
     "parallel.killed_rank": (),
     "parallel.captured_steps": (),
+    "parallel.peers": ("--tiny", "--models", "gpt", "--seconds", "90", "--planning-seconds", "5",
+                       "--rounds", "1"),
     "sharding.gpu_plans": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
     "sharding.gpu_hybrids": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
     "optimizing.programs": ("--programs", "lstm_lm", "--tiny", "--minutes", "0.5", "--limit", "120",

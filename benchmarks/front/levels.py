@@ -39,7 +39,7 @@ def headlines() -> tuple[Headline, ...]:
     return (
         *whole_programs(), unseen_chains(), unseen_kinds(), user_models(), developed_models(),
         searched_ptx(), native_schedules(), linear_layers(), *attention(), shared_prompts(),
-        engine(), shardings(),
+        engine(), shardings(), captured_plans(),
     )  # fmt: skip
 
 
@@ -267,6 +267,19 @@ def shardings() -> Headline:
         max(session["date"] for session in content["sessions"])[:10],
         "small models with fast links: DDP is faster", "parallel.md", (file,),
         ("parallel/sharding", "parallel/execute"), label="sharding plan / best of DDP, FSDP2, TP",
+    )  # fmt: skip
+
+
+def captured_plans() -> Headline:
+    (file,) = below("parallel", "peers_2.json")
+    content = load(file)
+    found = [own for own in content["summary"].values() if own]
+    faster = dict.fromkeys(own["fastest_peer"].split(",")[0].upper() for own in found)
+    return Headline(
+        "captured plans", "best of DDP, FSDP2, TP, captured",
+        tuple(own["peer_over_chosen"]["ratio"] for own in found), "models", "2 H200", day(content),
+        f"both models: captured {' and '.join(faster)} are faster", "parallel.md", (file,),
+        ("parallel/sharding", "parallel/execute"), label="captured plan / best captured peer",
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from benchmarks.harness.result_file import save
+from nostall.cli.planning.sharding import device_rates
 from nostall.parallel import Trainer, build
 from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.execute.parts.any_plan import AnyPlan
@@ -37,12 +38,12 @@ from nostall.parallel.profile import Layer, Profile
 from nostall.parallel.sharding.capture.operators import capture
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
-from nostall.parallel.sharding.cost.rates import DeviceRates
 from nostall.parallel.sharding.engine_file import EngineFile
 from nostall.parallel.sharding.graph import strategy_of
 from nostall.parallel.sharding.plan_file import PlanFile
 from nostall.parallel.sharding.planners.rules import RULES
 from nostall.parallel.sharding.planners.sharding import Options, plan_by_rule
+from nostall.workload.hardware.file import load_hardware
 
 STEPS, TIMED = 8, 5
 """Steps before the capture and after it, and how many of the last ones count."""
@@ -58,8 +59,8 @@ PASSES = {
 """By name, passes: number of the batch, its samples, scale, whether they reduce."""
 
 
-RATES = DeviceRates("given", {"float32": 1e8, "bfloat16": 1e8}, 1e9)
-"""Of the model that prices the rule; the plans do not depend on them."""
+HARDWARE = "h200-measured"
+"""Prices what the rule leaves open: with slower GPUs, plans would send more than they need to."""
 
 
 class Size(NamedTuple):
@@ -113,6 +114,7 @@ class Gpt(nn.Module):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--out", type=Path, required=True)
 
 
@@ -121,13 +123,14 @@ def main(options: argparse.Namespace) -> None:
         result = Path(folder) / "result.json"
         subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-             str(options.gpus), "-m", __name__, str(result)], check=True, timeout=LIMIT_S,
+             str(options.gpus), "-m", __name__, str(result), *options.dtypes],
+            check=True, timeout=LIMIT_S,
         )  # fmt: skip
         records = json.loads(result.read_text())
     save(options.out, kind="measured", gpus=options.gpus, records=records)
 
 
-def rank(result: Path) -> None:
+def rank(result: Path, dtypes: Sequence[str]) -> None:
     """Run the cases on this rank; rank 0 writes the result after each."""
     is_gpu = torch.cuda.is_available()
     if is_gpu:
@@ -135,6 +138,8 @@ def rank(result: Path) -> None:
     dist.init_process_group("nccl" if is_gpu else "gloo")
     records = []
     for kind, size in CASES:
+        if size.dtype not in dtypes:
+            continue
         records.append(Case(kind, size).run())
         if dist.get_rank() == 0:
             print(records[-1], flush=True)
@@ -192,7 +197,8 @@ class Case:
     def _sharding(self, job: Job, rule: str, cluster: Cluster) -> PlanFile:
         mesh = (self.ranks,)
         graph = capture(job, self.size.samples, mesh).graph
-        prices = Prices(graph, ClusterMesh(cluster, mesh), RATES)
+        rates = device_rates(load_hardware(HARDWARE))
+        prices = Prices(graph, ClusterMesh(cluster, mesh), rates)
         plan = plan_by_rule(prices, RULES[rule], Options())
         assert plan is not None
         strategies = {
@@ -276,4 +282,4 @@ def _adamw(own: Any) -> Any:
 
 
 if __name__ == "__main__":
-    rank(Path(sys.argv[1]))
+    rank(Path(sys.argv[1]), sys.argv[2:])

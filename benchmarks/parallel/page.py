@@ -13,6 +13,7 @@ from benchmarks.harness.result_file import results
 from benchmarks.harness.template import render_page, source
 from benchmarks.parallel.gpu.plans import PLANNED_POINTS, point_name
 from benchmarks.parallel.message_page import section as messages
+from benchmarks.parallel.peers.page import section as peers
 from benchmarks.sharding.hybrid_page import section as hybrids
 from benchmarks.sharding.page import section as shardings
 
@@ -39,6 +40,7 @@ def text() -> str:
         ],
         **_ahead(runs),
         "messages": messages(),
+        "peers": peers(),
         "shardings": shardings(),
         "hybrids": hybrids(),
         **_left(runs[4]["records"]),

@@ -171,6 +171,7 @@ def test_the_engines_of_torch_are_planned_and_launched(files: Path) -> None:
         planned = nostall_here(*_arguments(files)[:-1], engine, "--out", plan)
         assert planned.code == 0 and f"{engine}: modelled step" in planned.out, planned.err
     check_launch(plan, "fsdp2")
+    assert "no such pair" in error_line(nostall_here(*_arguments(files)[:-1], "tp"))
     refused = nostall_here("launch", plan, "--device", "cpu", "--try", 2)
     assert "lists no candidates" in error_line(refused)
     assert "--mesh does not change a plan of fsdp2" in error_line(

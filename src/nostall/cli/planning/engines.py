@@ -1,4 +1,4 @@
-"""``nostall plan --planner ddp|fsdp2``: plans that PyTorch's own engines run, priced by rules."""
+"""``nostall plan --planner ddp|fsdp2|tp``: plans that PyTorch's engines run, priced by rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plan_engine(
     Raises :class:`Infeasible` if it does not fit into memory, :class:`BadInput` if a GPU would have
     no sample.
     """
-    if samples < len(cluster):
+    if engine != "tp" and samples < len(cluster):
         raise BadInput(
             f"--global-batch {samples} for {len(cluster)} GPUs of {engine}; each needs a sample"
         )
@@ -53,7 +53,14 @@ def plan_engine(
             f"{engine} does not fit into {min(cluster.memory) / 2**30:.3g} GiB of a GPU{needed}; "
             "use another planner, more GPUs or a smaller --global-batch"
         )
-    return _document(name, plan, module, samples, state_factor, job)
+    document = _document(name, plan, module, samples, state_factor, job)
+    if name == "tp" and not document["options"]["styles"]:
+        raise Infeasible(
+            "tp cuts linear layers by the names of Megatron's rules (q_proj, o_proj, up_proj, "
+            f"down_proj, fc1, fc2, ...), in sizes that are multiples of {len(cluster)}, and this "
+            "module has no such pair; use --planner sharding, which needs no names"
+        )
+    return document
 
 
 def engine_candidates(
@@ -61,23 +68,25 @@ def engine_candidates(
 ) -> list[dict[str, Any]]:
     """Documents of the engines' plans whose rules are among shardings of a step, fastest first.
 
-    Only those on a mesh of one dimension, with a sample for each GPU, that fit into memory.
+    Only those on a mesh of one dimension that fit into memory, and have a sample for each GPU or
+    layers that tensor parallelism cuts.
     """
     from nostall.parallel.module import load_job
 
     found: dict[TorchEngine, ShardingPlan] = {}
     for plan in sorted(plans, key=lambda own: own.step_s):
         cluster = plan.prices.mesh.cluster
-        is_possible = len(plan.prices.graph.mesh) == 1 and samples >= len(cluster)
+        is_possible = len(plan.prices.graph.mesh) == 1 and plan.fits(min(cluster.memory))
         for engine, rule in RULES_OF.items():
-            if plan.name == rule and is_possible and plan.fits(min(cluster.memory)):
+            if plan.name == rule and is_possible and (engine == "tp" or samples >= len(cluster)):
                 found.setdefault(engine, plan)
     job = load_job(module) if found else None
-    return [
+    documents = [
         _document(engine, plan, module, samples, state_factor, job)
         for engine, plan in found.items()
         if job is not None
     ]
+    return [own for own in documents if own["engine"] != "tp" or own["options"]["styles"]]
 
 
 def show_engine(document: dict[str, Any], out_file: Path | None, format: Format) -> None:
@@ -93,6 +102,8 @@ def show_engine(document: dict[str, Any], out_file: Path | None, format: Format)
         f"{document['predicted_speedup']:.2f}, peak memory "
         f"{document['peak_memory_bytes'] / 2**30:.3g} GiB of a GPU"
     )
+    if styles := document["options"]["styles"]:
+        out.print(f"cut:      {', '.join(list(styles)[:8])}{' ...' if len(styles) > 8 else ''}")
     if wrap := document["options"]["wrap"]:
         out.print(f"wrapped:  {', '.join(wrap[:8])}{' ...' if len(wrap) > 8 else ''}")
     if out_file is not None:
@@ -104,5 +115,8 @@ def _document(
     job: Job,
 ) -> dict[str, Any]:  # fmt: skip
     from nostall.parallel.module.wrapping import wrapped_blocks
+    from nostall.parallel.sharding.tensor_styles import tensor_styles
 
-    return engine_document(engine, plan, module, samples, state_factor, wrapped_blocks(job.module))
+    wrap = wrapped_blocks(job.module)
+    styles = tensor_styles(job.module, len(plan.prices.mesh.cluster))
+    return engine_document(engine, plan, module, samples, state_factor, wrap, styles)

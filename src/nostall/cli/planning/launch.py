@@ -81,7 +81,7 @@ TryOption = Annotated[
         "--try",
         min=2,
         metavar="N",
-        help="Measure N steps of the plan and of the candidates in its file (ddp, fsdp2), and "
+        help="Measure N steps of the plan and of the candidates in its file (ddp, fsdp2, tp), and "
         "train by the fastest.",
     ),
 ]

@@ -68,7 +68,7 @@ PlannerOption = Annotated[
     str,
     typer.Option(
         help=f"Pipeline planners: {', '.join(PLANNERS)}. Placements of tensors: "
-        "sharding, automap. PyTorch's engines: ddp, fsdp2."
+        "sharding, automap. PyTorch's engines: ddp, fsdp2, tp."
     ),
 ]
 GlobalBatchOption = Annotated[

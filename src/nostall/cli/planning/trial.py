@@ -86,7 +86,7 @@ def listed_candidates(plan: Path) -> list[dict[str, Any]]:
     if not listed:
         raise BadInput(
             f"{plan} lists no candidates to try; leave --try out, or give a file of nostall plan "
-            "--planner sharding, which lists ddp and fsdp2 beside the plan"
+            "--planner sharding, which lists ddp, fsdp2 and tp beside the plan"
         )
     return sorted(listed, key=lambda own: float(own["predicted_step_s"]))[:MAX_CANDIDATES]
 

@@ -98,7 +98,7 @@ def run_engine_plan(job: Job, plan: EngineFile, options: RunOptions) -> RunResul
     if options.check:  # the engines change the module that they run, and the reference copies it
         run = replace(job, module=copy.deepcopy(job.module))
     part = EnginePart(run, plan, options.part)
-    if plan.engine == "fsdp2":
+    if plan.engine != "ddp":
         check_optimizer(job, is_sharded=True)
     return _run(job, part, options, _reference(job, part.computation_dtype, options))
 

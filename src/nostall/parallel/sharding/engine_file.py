@@ -1,4 +1,5 @@
-"""Files of plans that one of PyTorch's own engines runs: DDP, or FSDP2 with its wrapping, as JSON.
+"""Files of plans that one of PyTorch's own engines runs, as JSON: DDP, FSDP2 with its wrapping, or
+tensor parallelism with the styles of linear layers.
 
 The predicted time is that of the sharding plan that places the tensors as the engine does.
 """
@@ -6,7 +7,7 @@ The predicted time is that of the sharding plan that places the tensors as the e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,14 +22,18 @@ VERSION_KEY = "nostall_engine_plan"
 """Key of the version, by which a reader recognises these files."""
 CANDIDATES = "candidates"
 """Key of a sharding plan's file with documents of the engines' plans of the same step."""
-TorchEngine = Literal["ddp", "fsdp2"]
-RULES_OF: Mapping[TorchEngine, str] = {"ddp": "data-parallel", "fsdp2": "fsdp"}
-"""The rule of shardings that places tensors as an engine does."""
+TorchEngine = Literal["ddp", "fsdp2", "tp"]
+RULES_OF: Mapping[TorchEngine, str] = {"ddp": "data-parallel", "fsdp2": "fsdp", "tp": "megatron"}
+"""The rule of shardings that places tensors as an engine does.  The one of ``tp`` also shards
+embeddings and heads, which the engine leaves whole."""
+Style = Literal["colwise", "rowwise"]
+"""Whether the outputs of a linear layer are cut over the ranks, or its inputs."""
 
 
 class _OptionsRecord(StrictRecord):
     wrap: list[str]
     reshard_after_forward: bool
+    styles: dict[str, Style] = Field(default_factory=dict[str, Style])
 
 
 class _InputsRecord(StrictRecord):
@@ -71,6 +76,8 @@ class EngineFile:
     """Whether FSDP2 frees gathered parameters after the forward pass of their group."""
     is_compiled: bool = False
     """Whether each group, or the whole module, is compiled by ``torch.compile``."""
+    styles: Mapping[str, Style] = field(default_factory=dict[str, Style])
+    """Linear layers that tensor parallelism cuts; all else is whole on each rank."""
 
 
 def engine_document(
@@ -80,8 +87,16 @@ def engine_document(
     samples: int,
     state_factor: float,
     wrap: Sequence[str],
+    styles: Mapping[str, Style],
 ) -> dict[str, Any]:
-    """Content of a file as JSON values; ``plan`` is that of the engine's rule."""
+    """Content of a file as JSON values; ``plan`` is that of the engine's rule.
+
+    FSDP2 keeps gathered parameters until the backward pass if they fit into memory all at once.
+    """
+    graph = plan.prices.graph
+    own = [graph.tensors[graph.operators[number].outputs[0]] for number in graph.parameters]
+    whole = sum(info.elements * info.itemsize for info in own)
+    keeps = plan.memory.peak + whole <= min(plan.prices.mesh.cluster.memory)
     return {
         "planner": engine,
         "kind": "modelled",
@@ -93,7 +108,8 @@ def engine_document(
         "engine": engine,
         "options": {
             "wrap": list(wrap) if engine == "fsdp2" else [],
-            "reshard_after_forward": True,
+            "reshard_after_forward": not keeps,
+            "styles": dict(styles) if engine == "tp" else {},
         },
         "compile": False,
         "capture": False,
@@ -115,7 +131,7 @@ def load_engine_plan(path: Path) -> EngineFile:
     """Read a file; raises :class:`BadPlan` if it cannot be read or is invalid."""
     record = read_record(path, _FileRecord)
     cluster = parse_cluster(record.inputs.cluster, f"the cluster in {path}")
-    if record.inputs.global_batch < len(cluster):
+    if record.engine != "tp" and record.inputs.global_batch < len(cluster):
         raise BadPlan(
             f"{path} has {record.inputs.global_batch} samples for {len(cluster)} GPUs; each needs "
             "one; plan with a larger --global-batch"
@@ -130,4 +146,5 @@ def load_engine_plan(path: Path) -> EngineFile:
         tuple(record.options.wrap),
         record.options.reshard_after_forward,
         record.compile,
+        record.options.styles,
     )

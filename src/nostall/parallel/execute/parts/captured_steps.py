@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.parallel.errors import CaptureFailed
@@ -44,7 +45,9 @@ class CapturedSteps:
 
     def overwrites(self, gradient: torch.Tensor) -> bool:
         """Whether the next step overwrites a gradient's memory."""
-        return any(gradient is own for own in self._gradients.values())
+        return self._part.overwrites_gradients or any(
+            gradient is own for own in self._gradients.values()
+        )
 
     def step(
         self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
@@ -89,7 +92,8 @@ class CapturedSteps:
         return len(leaves) == len(self._given) and all(map(_is_like, leaves, self._given))
 
     def _pointers(self) -> list[int]:
-        return [p.data_ptr() for p in self._part.parameters.values()]
+        own = self._part.parameters.values()
+        return [(p.to_local() if isinstance(p, DTensor) else p).data_ptr() for p in own]
 
     def _capture(self, inputs: Any, targets: Any) -> None:
         """Make the graph; a refusal takes its place if that fails on one rank."""

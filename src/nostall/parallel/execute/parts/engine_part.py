@@ -1,4 +1,4 @@
-"""One rank's part of a plan that PyTorch's DDP or FSDP2 runs."""
+"""One rank's part of a plan that PyTorch's DDP, FSDP2 or tensor parallelism runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.exc import TorchDynamoException
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +23,7 @@ from nostall.parallel.execute.parts.part import (
     RankMesh,
     TrainingModes,
 )
+from nostall.parallel.execute.parts.tensor_parallel import parallelize
 from nostall.parallel.module.compilation import failure
 from nostall.parallel.module.effects import random_operators
 from nostall.parallel.module.job import Job
@@ -37,9 +38,10 @@ _UNKNOWN = "operators of a module that cannot be traced"
 
 
 class EnginePart(Noted):
-    """See :class:`~.part.Part`; every rank runs the module on its share of a batch.
+    """See :class:`~.part.Part`; every rank runs the module on its share of a batch, or with tensor
+    parallelism its share of the module on all of a batch.
 
-    The module need not be traceable.  FSDP2's parameters are DTensors.
+    The module need not be traceable.  Parameters of FSDP2 and of tensor parallelism are DTensors.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class EnginePart(Noted):
     ) -> None:  # fmt: skip
         """Raises :class:`BadPlan` if the plan is for another module."""
         super().__init__()
+        self._is_tensor_parallel = plan.engine == "tp"
         self.job, self.plan, self.samples, self.engine = job, plan, plan.samples, str(plan.engine)
         device, module = options.device, job.module
         joint = _traced(job)
@@ -63,27 +66,34 @@ class EnginePart(Noted):
         self._call: Any = module
         self._kept = KeptGradients()
         self._compiled: list[torch.nn.Module] = []
-        if plan.engine == "ddp":
-            _check_policy(policy)
+        self._loss: Any = job.loss
+        if self._is_tensor_parallel:
+            self._cut(module, device, policy)
+        elif plan.engine == "ddp":
+            _check_policy(plan, policy)
             module.to(device)
             has_unused = self.trained != trainable or joint is None
-            self._call = DistributedDataParallel(module, find_unused_parameters=has_unused)
+            self._call = _ddp(module, has_unused)
+            self.overwrites_gradients = True
             if has_unused:
                 self.no_graph = "DDP asks all ranks in each step which parameters have gradients"
         else:
-            self.no_graph = "FSDP2 frees and gathers parameters in each step"
+            if plan.reshard_after_forward:
+                self.no_graph = "FSDP2 frees and gathers parameters in each step"
             self._shard(module, device, policy)
         if plan.is_compiled:
             self.compile()
         self.parameters: Mapping[str, torch.nn.Parameter] = dict(module.named_parameters())
-        is_sharded, is_first = plan.engine == "fsdp2", dist.get_rank() == 0
-        self.counted = frozenset(self.parameters if is_sharded or is_first else ())
+        is_first = dist.get_rank() == 0
+        self.counted = frozenset(n for n, p in self.parameters.items() if is_first or _is_cut(p))
         self.placements: Mapping[str, Placements] = {}
         self.meshes: tuple[RankMesh, ...] = ()
         self.mesh = 0
         self.collectives: Mapping[str, int] = {}
 
     def own(self, samples: int) -> OwnSamples:
+        if self._is_tensor_parallel:
+            return OwnSamples(((0, samples),))
         ranks = dist.get_world_size()
         if samples < ranks:
             raise BadPlan(
@@ -95,30 +105,32 @@ class EnginePart(Noted):
     def step(
         self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
     ) -> torch.Tensor:
-        is_ddp = isinstance(self._call, DistributedDataParallel)
-        if is_ddp:
-            self._kept.restore(self.parameters)
-        else:
+        is_ddp, is_fsdp2 = self.plan.engine == "ddp", self.plan.engine == "fsdp2"
+        if is_fsdp2:
             self._call.set_requires_gradient_sync(reduce)
+        else:
+            self._kept.restore(self.parameters)
+        # The engines of parts of a batch average over ranks, and gradients of parts are summed.
+        factor = 1 if self._is_tensor_parallel else dist.get_world_size()
         # DDP decides in the forward pass whether the backward pass reduces.
         with nullcontext() if reduce or not is_ddp else self._call.no_sync():
             loss = self._forward(inputs, targets) * self._weight(samples)
-            # The engines average over ranks, and the gradients of the parts are summed.
-            (loss * (scale * dist.get_world_size())).backward()
-        if is_ddp and not reduce:
+            (loss * (scale * factor)).backward()
+        if not (is_fsdp2 or reduce):
             self._kept.keep(self.parameters)
-        return loss.detach().double()
+        return self._counted_loss(loss.detach())
 
     def compile(self) -> None:
-        """The whole module with DDP, each group of FSDP2 alone."""
+        """The whole module, or each group of FSDP2 alone; and the loss."""
         parts = dict(self.job.module.named_modules())
         self._compiled = [parts[name] for name in self.plan.wrap] or [self.job.module]
         for part in self._compiled:
             part.compile()
+        self._loss = torch.compile(self.job.loss)
 
     def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
         try:
-            return self.job.run(inputs, targets, self._call)
+            return self._run(inputs, targets, self._call)
         except TorchDynamoException as error:
             if not self._compiled:
                 raise
@@ -128,8 +140,13 @@ class EnginePart(Noted):
             self.note(reason)
             for part in self._compiled:
                 part._compiled_call_impl = None
-            self._compiled = []
-            return self.job.run(inputs, targets, self._call)
+            self._compiled, self._loss = [], self.job.loss
+            return self._run(inputs, targets, self._call)
+
+    def _run(self, inputs: Any, targets: Any, call: Any) -> torch.Tensor:
+        output = call(**inputs) if isinstance(inputs, Mapping) else call(*inputs)
+        loss: torch.Tensor = self._loss(output, targets)
+        return loss
 
     def drop_kept(self) -> None:
         """Raises :class:`BadModel` for FSDP2, which has no way to drop them."""
@@ -145,7 +162,12 @@ class EnginePart(Noted):
     ) -> torch.Tensor:
         call = self.job.module if self.plan.engine == "ddp" else self._call
         with torch.no_grad(), self._modes.set(is_training=is_training):
-            return (self.job.run(inputs, targets, call) * self._weight(samples)).double()
+            loss = self._counted_loss(self._run(inputs, targets, call) * self._weight(samples))
+        # Without a backward pass, FSDP2 may keep what it gathered beyond a step of the optimiser.
+        for part in self.job.module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+        return loss
 
     def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
         return {
@@ -158,18 +180,42 @@ class EnginePart(Noted):
 
     def _weight(self, samples: int) -> float:
         """Weight of the rank's own mean in the loss."""
+        if self._is_tensor_parallel:
+            return 1.0
         return len(self.own(samples)) / samples if self.job.reduction == "mean" else 1.0
+
+    def _counted_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """The rank's part of the loss; with tensor parallelism, rank 0 has all of it."""
+        loss = loss.double()
+        is_counted = not self._is_tensor_parallel or dist.get_rank() == 0
+        return loss if is_counted else torch.zeros_like(loss)
 
     def prepare_capture(self, stream: torch.cuda.Stream | None) -> None:
         """DDP anew on the stream of the capture: its nodes that add gradients stay on one stream.
 
         A collective call.
         """
+        if self.plan.engine != "ddp":
+            return
         has_unused = self._call.find_unused_parameters
         self._call = None
         gc.collect()  # the nodes live as long as the former DDP, which refers to itself
         with torch.cuda.stream(stream):
-            self._call = DistributedDataParallel(self.job.module, find_unused_parameters=has_unused)
+            self._call = _ddp(self.job.module, has_unused)
+
+    def _cut(
+        self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None
+    ) -> None:
+        """Tensor parallelism; raises :class:`BadModel` for a step that draws random numbers."""
+        _check_policy(self.plan, policy)
+        if self.random_operators:
+            raise BadModel(
+                f"the step draws random numbers ({', '.join(self.random_operators[:3])}), and "
+                "ranks of tensor parallelism would draw others; set the dropout to 0, or plan "
+                "with ddp"
+            )
+        module.to(device)
+        parallelize(self.job, self.plan.styles, device)
 
     def _shard(
         self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None
@@ -192,6 +238,13 @@ class EnginePart(Noted):
             )
 
 
+def _ddp(module: torch.nn.Module, has_unused: bool) -> DistributedDataParallel:
+    """DDP whose gradients are views of its buckets, which saves a copy of each."""
+    return DistributedDataParallel(
+        module, find_unused_parameters=has_unused, gradient_as_bucket_view=True
+    )
+
+
 def _traced(job: Job) -> JointGraph | None:
     """The step of a few samples; None if it cannot be traced, which the engines do not need."""
     try:
@@ -200,9 +253,16 @@ def _traced(job: Job) -> JointGraph | None:
         return None
 
 
-def _check_policy(policy: MixedPrecisionPolicy | None) -> None:
+def _is_cut(parameter: torch.nn.Parameter) -> bool:
+    """Whether ranks have different values of a parameter."""
+    return isinstance(parameter, DTensor) and not all(
+        p.is_replicate() for p in parameter.placements
+    )
+
+
+def _check_policy(plan: EngineFile, policy: MixedPrecisionPolicy | None) -> None:
     if policy is not None and policy.param_dtype is not None:
         raise BadPlan(
-            "DDP computes in the types of the module's weights; leave precision out, use autocast "
-            "in the forward pass, or plan with --planner fsdp2"
+            f"{plan.engine} computes in the types of the module's weights; leave precision out, "
+            "use autocast in the forward pass, or plan with --planner fsdp2"
         )

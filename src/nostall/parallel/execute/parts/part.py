@@ -73,6 +73,8 @@ class Part(Protocol):
     """What is not compiled or not captured, with the reason."""
     no_graph: str
     """Why the steps cannot be CUDA graphs; empty if they may be."""
+    overwrites_gradients: bool
+    """Whether a step with ``reduce`` overwrites the memory of gradients of earlier steps."""
 
     def note(self, text: str) -> None:
         """Add to the notes, once."""
@@ -131,6 +133,7 @@ class Noted:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.no_graph = ""
+        self.overwrites_gradients = False
 
     def note(self, text: str) -> None:
         """See :class:`Part`."""

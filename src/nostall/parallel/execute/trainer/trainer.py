@@ -134,9 +134,7 @@ class Trainer:
         inputs, targets = self._own_batch(batch, size)
         parameters = list(self._part.parameters.values())
         before = [p.grad for p in parameters]
-        if isinstance(self._steps, CapturedSteps):
-            before = [g.clone() if g is not None and self._steps.overwrites(g) else g
-                      for g in before]  # fmt: skip
+        before = [g.clone() if g is not None and self._overwrites(g) else g for g in before]
         for parameter in parameters:
             parameter.grad = None
         with torch.enable_grad(), self._random_numbers("train"):
@@ -299,6 +297,12 @@ class Trainer:
         if isinstance(self._steps, CapturedSteps):
             self._steps.close()
         self._part.close()
+
+    def _overwrites(self, gradient: torch.Tensor) -> bool:
+        """Whether the next pass overwrites a gradient's memory."""
+        if isinstance(self._steps, CapturedSteps):
+            return self._steps.overwrites(gradient)
+        return self._part.overwrites_gradients
 
     def _own_of(self, samples: int) -> OwnSamples:
         if samples not in self._own:

@@ -128,14 +128,35 @@ def _scatter_value(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Strategy
     ]
 
 
+def _cat(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Strategy]:
+    """Tensors one after the other along a dimension; the other dimensions are independent."""
+    tensors, joined = args[0], args[1] if len(args) > 1 else 0
+    dims = tensors[0].dim()
+    if any(tensor.dim() != dims for tensor in tensors):  # empty ones may have one
+        return []
+    others = (shard(d) for d in range(dims) if d != joined % dims)
+    return [Strategy((p,) * len(tensors), (p,)) for p in (*others, PARTIAL_SUM)]
+
+
+def _stack(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Strategy]:
+    """Tensors along a new dimension; all others are independent."""
+    tensors, new = args[0], args[1] if len(args) > 1 else 0
+    dims = tensors[0].dim()
+    shards = [(shard(d), shard(d + (d >= new % (dims + 1)))) for d in range(dims)]
+    return [Strategy((p,) * len(tensors), (q,)) for p, q in (*shards, (PARTIAL_SUM, PARTIAL_SUM))]
+
+
 RULES: dict[Any, Rule] = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     _aten.native_group_norm.default: _group_norm,
     _aten.native_group_norm_backward.default: _group_norm_backward,
     _aten.lift_fresh_copy.default: _elementwise,
+    _aten.cat.default: _cat,
+    _aten.stack.default: _stack,
 }
-"""Rules by operator; they replace DTensor's."""
+"""Rules by operator; they replace DTensor's, which replicate a list of tensors that each may have
+several placements."""
 FALLBACK_RULES: dict[Any, Rule] = {
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,

@@ -66,6 +66,14 @@ def _megatron(operator: Operator, graph: ShardingGraph) -> Placement | None:
     return REPLICATED
 
 
+def megatron_dim(weight: str) -> int | None:
+    """The dimension of a linear layer's weight inside a block that Megatron's rules shard.
+
+    None for other names, also those of embeddings and heads.
+    """
+    return next((dim for pattern, dim, _ in _MEGATRON[2:-1] if re.search(pattern, weight)), None)
+
+
 def _replicated(operator: Operator, graph: ShardingGraph) -> Placement | None:
     """Everything replicated: each device does the same work."""
     return REPLICATED if operator.kind in ("parameter", "input") else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.unit.parallel.execute.trainer.models import (  # noqa: E402
     chain,
     data,
     engine,
+    language,
     pipeline,
     sharding,
 )
@@ -178,6 +180,10 @@ def test_what_cannot_be_captured_is_named(
     assert unused.no_graph == "DDP asks all ranks in each step which parameters have gradients"
     sharded = build(engine(chain(), "fsdp2", 1), chain(), adamw)._part
     assert sharded.no_graph == "FSDP2 frees and gathers parameters in each step"
+    kept = replace(engine(chain(), "fsdp2", 1), reshard_after_forward=False)
+    assert build(kept, chain(), adamw)._part.no_graph == ""
+    cut = engine(language(), "tp", 1)
+    assert build(cut, language(), adamw)._part.no_graph == ""
     trainer = build(pipeline(chain(), (0,)), chain(), adamw)
     part, gpu = trainer._part, torch.device("cuda")
     refusal = captured_steps._refusal

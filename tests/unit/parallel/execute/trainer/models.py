@@ -121,6 +121,22 @@ class Classifier(nn.Module):
         return self.head(torch.relu(self.layers(image)).mean((2, 3)))
 
 
+class FixedHeads(nn.Module):
+    """Two heads of any width: tensor parallelism would halve their width, not their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).view(x.shape[0], 2, -1).softmax(-1).flatten(1))
+
+
+def heads() -> Job:
+    torch.manual_seed(0)
+    return Job(nn.Sequential(FixedHeads()), (torch.randn(4, 8),), torch.randn(4, 8), F.mse_loss)
+
+
 JOBS: dict[str, Callable[[], Job]] = {"language": language, "chain": chain, "summed": summed}
 
 
@@ -187,9 +203,15 @@ def hybrid(job: Job, *devices: int) -> HybridFile:
 
 
 def engine(job: Job, name: Any, ranks: int) -> EngineFile:
-    """A plan of DDP or FSDP2."""
-    wrap = wrapped_blocks(job.module)
-    return EngineFile(name, 1.0, "job", BATCH, servers(1, ranks), name, wrap)
+    """A plan of DDP, FSDP2, or tensor parallelism inside blocks."""
+    wrap, kinds = wrapped_blocks(job.module), {".up": "colwise", ".down": "rowwise"}
+    styles: dict[str, Any] = {
+        part: style
+        for part, _ in job.module.named_modules()
+        for end, style in kinds.items()
+        if part.endswith(end) and name == "tp"
+    }
+    return EngineFile(name, 1.0, "job", BATCH, servers(1, ranks), name, wrap, styles=styles)
 
 
 class Single:

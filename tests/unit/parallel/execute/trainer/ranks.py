@@ -6,6 +6,7 @@ import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.unit.parallel.execute.trainer.models import (
     Single,
     data,
     engine,
+    heads,
     hybrid,
     pipeline,
     sharding,
@@ -177,6 +179,9 @@ def plan_of(kind: str, job: Any) -> Any:
         "fsdp2": lambda: engine(job, "fsdp2", 2),
         "hybrid 1:1": lambda: hybrid(job, 1, 1),
         "ddp": lambda: engine(job, "ddp", 2),
+        "fsdp2 kept": lambda: replace(engine(job, "fsdp2", 2), reshard_after_forward=False),
+        "tp": lambda: engine(job, "tp", 2),
+        "tp 4": lambda: engine(job, "tp", 4),
         "fsdp2 3": lambda: engine(job, "fsdp2", 3),
         "hybrid": lambda: hybrid(job, 2, 1),
     }
@@ -220,3 +225,9 @@ def differences(results: list[Any], losses: list[float], weights: Any) -> dict[s
         ),
         "missing": sorted(set(weights) - {key for state in states for key in state}),
     }  # fmt: skip
+
+
+def refused_heads() -> str:
+    """The error of tensor parallelism for a fixed number of heads."""
+    job = heads()
+    return fails(lambda: build(engine(job, "tp", 2), job))

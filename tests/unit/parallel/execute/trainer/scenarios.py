@@ -56,6 +56,7 @@ from tests.unit.parallel.execute.trainer.ranks import (
     on_ranks,
     plan_of,
     ranks_of,
+    refused_heads,
     single,
     train_by,
     train_plan,
@@ -83,9 +84,10 @@ def scenario_others(folder: Path) -> Any:
 
 
 def scenario_engines(folder: Path) -> Any:
-    kinds = ("ddp", "fsdp2 3")
+    kinds = ("ddp", "fsdp2 3", "tp")
     return {kind: compare(folder, "language", kind, 5) for kind in kinds} | {
-        "moves": _moves(folder, ("fsdp2 3", "pipeline", "ddp"))
+        "moves": _moves(folder, ("fsdp2 3", "tp 4", "pipeline", "tp", "ddp")),
+        "fixed heads": on_ranks(2, folder, refused_heads),
     }
 
 
@@ -158,9 +160,11 @@ def _with_saves(plan: Any, folder: str, killed_in: str) -> list[float]:
 
 def scenario_modes(folder: Path) -> Any:
     """Evaluation, short batches, mixed precision, DCP without the trainer's own methods."""
+    jobs = {"pipeline": "language", "fsdp": "language", "hybrid 1:1": "chain"}
+    jobs |= {"tp": "language", "fsdp2 kept": "language"}
     return {
         kind: on_ranks(2, folder, _modes, name, plan_of(kind, JOBS[name]()))
-        for name, kind in (("language", "pipeline"), ("language", "fsdp"), ("chain", "hybrid 1:1"))
+        for kind, name in jobs.items()
     }
 
 
@@ -183,7 +187,11 @@ def _modes(name: str, plan: Any) -> dict[str, Any]:
     infinite = float(trainer.clip_grad_norm_(1e9, float("inf")))
     expected_norm = nn.utils.get_total_norm(reference.gradients(), float("inf"))
     found["infinity"] = abs(infinite / float(expected_norm) - 1)
-    trainer.eval()
+    trainer.eval().evaluate(own, samples=4)  # must not keep what it gathered for the next step
+    for own_optimizer in (trainer.optimizer, reference.optimizer):
+        own_optimizer.step()
+    loss = trainer.evaluate(own, samples=4)
+    found["after a step"] = abs(float(loss) / reference.loss(batch) - 1)
     found["in eval mode"] = fails(lambda: trainer.forward_backward(own, samples=4))
     trainer.close()
     return found
@@ -224,7 +232,8 @@ def _in_bfloat16(name: str, plan: Any) -> dict[str, Any]:
 
 ACCUMULATIONS = (
     ("language", "ddp"), ("language", "fsdp2"), ("language", "data parallel"),
-    ("language", "fsdp"), ("chain", "replicated weights"), ("language", "pipeline 2:2"),
+    ("language", "tp"), ("language", "fsdp"), ("chain", "replicated weights"),
+    ("language", "pipeline 2:2"),
     ("summed", "pipeline 1:2, zero bubble"), ("language", "megatron x data"), ("chain", "hybrid"),
 )  # fmt: skip
 

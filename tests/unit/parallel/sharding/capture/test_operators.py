@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
 pytest.importorskip("transformers", reason="models need the extra nostall[torch-tests]")
 
+from benchmarks.sharding.models import MODELS  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
@@ -168,6 +169,39 @@ def test_every_strategy_computes_what_the_operator_computes(model: str) -> None:
             assert error < 1e-9, (operator.target, strategy, error)
             checked += 1
     assert checked > 50
+
+
+class Lists(nn.Module):
+    """Stacks, and cats whose inputs may be sharded in several ways, in both passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 24)
+
+    def forward(self, x: Any) -> Any:
+        first, second, third = self.linear(x).view(-1, 3, 4, 2).unbind(1)
+        turned = torch.cat((-first, second), -1)
+        return torch.stack((turned, turned * torch.cat((third, third), 2)), -1).flatten(1)
+
+
+def test_lists_of_tensors_are_sharded_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DTensor replicates them if one of the tensors may be sharded in several ways."""
+    torch.manual_seed(0)
+    x, y = torch.randn(SAMPLES, 8).double(), torch.randn(SAMPLES, 32).double()
+    own = Job(Lists().double(), (x,), y, nn.functional.mse_loss)
+    monkeypatch.setitem(MODELS, "lists", lambda size: own)
+    step, values = captured("lists", 2), whole_values("lists")
+    found: dict[str, set[tuple[str, str]]] = {}
+    for number, operator in enumerate(step.graph.operators):
+        if operator.target not in ("aten.cat.default", "aten.stack.default"):
+            continue
+        for strategy in operator.strategies[0]:
+            assert strategy_error("lists", number, strategy, values) < 1e-9, strategy
+            found.setdefault(operator.target, set()).add((strategy.inputs[0], *strategy.outputs))
+    assert found["aten.cat.default"] == {("R", "R"), ("S0", "S0"), ("S1", "S1"), ("P", "P")}
+    # Forward along the last dimension, backward along the second.
+    dims = {("S0", "S0"), ("S1", "S1"), ("S2", "S2"), ("S1", "S2"), ("S2", "S3")}
+    assert found["aten.stack.default"] == {("R", "R"), ("P", "P"), *dims}
 
 
 @pytest.mark.parametrize("model", ["gpt2", "vgg"])

@@ -1,0 +1,27 @@
+"""Linear layers that PyTorch's tensor parallelism cuts, by Megatron's rules for their names."""
+
+from __future__ import annotations
+
+import torch
+
+from nostall.parallel.sharding.engine_file import Style
+from nostall.parallel.sharding.planners.rules import megatron_dim
+
+
+def tensor_styles(module: torch.nn.Module, ranks: int) -> dict[str, Style]:
+    """Styles of the linear layers inside the blocks of a module, by name.
+
+    Empty if the rules know no layer whose outputs are cut and none that joins them, if sizes are no
+    multiple of ``ranks``, or if such a layer shares its weight.  Embeddings and heads stay whole.
+    """
+    weights = [id(p) for _, p in module.named_parameters(remove_duplicate=False)]
+    found: dict[str, Style] = {}
+    for name, part in module.named_modules():
+        dim = megatron_dim(f"{name}.weight") if type(part) is torch.nn.Linear else None
+        if dim is None:
+            continue
+        assert isinstance(part, torch.nn.Linear)
+        if part.weight.shape[dim] % ranks or weights.count(id(part.weight)) > 1:
+            return {}
+        found[name] = "colwise" if dim == 0 else "rowwise"
+    return found if len(set(found.values())) == 2 else {}
