@@ -118,7 +118,7 @@ def test_a_run_of_the_evolution_is_not_resumed_by_random_orders(tune: Callable[.
     assert saved["strategy"] == "random orders"
     (folder / "checkpoint.json").write_text(json.dumps(saved | {"strategy": "evolve"}))
     result = json.loads((folder / "run.json").read_text())["result"]
-    with pytest.raises(BadRun, match="of strategy 'evolve' .* this search is 'random orders'"):
+    with pytest.raises(BadRun, match=r"of strategy 'evolve' .* this search is 'random orders'"):
         command.tune(resume=folder, evaluations=5)
     assert json.loads((folder / "run.json").read_text())["result"] == result
 
