@@ -138,8 +138,8 @@ def load_engine_plan(path: Path) -> EngineFile:
         )
     if record.engine == "tp" and not record.options.styles:
         raise BadPlan(
-            f"{path} is for tp and cuts no layer, so every GPU would do all of the work; name linear "
-            "layers in options.styles, as nostall plan --planner tp does"
+            f"{path} is for tp and cuts no layer, so every GPU would do all of the work; name "
+            "linear layers in options.styles, as nostall plan --planner tp does"
         )
     return EngineFile(
         record.planner,
