@@ -19,7 +19,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any
 
-PACKAGE = "nostall.workload.learning"
+PACKAGES = {"topics": "nostall.workload.learning", "multiview": "nostall.papers"}
+"""Package of each learner."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class SourceError:
     """One line of a module, and the wrong line that replaces it."""
 
     module: str
-    """Module below :data:`PACKAGE`."""
+    """A learner, and a module of it."""
     right: str
     wrong: str
     first: str
@@ -35,26 +36,36 @@ class SourceError:
     is_listed: bool = False
     """Whether it is one of the ten errors that the acceptance test of the learners names."""
 
+    @property
+    def learner(self) -> str:
+        """``topics`` or ``multiview``."""
+        return self.module.partition(".")[0]
+
+    @property
+    def full_module(self) -> str:
+        """The module's name for an import."""
+        return f"{PACKAGES[self.learner]}.{self.module}"
+
 
 ERRORS: dict[str, SourceError] = {
     "missing Jacobian in gamma": SourceError(
-        "topics.hyper", "shape + topics - (0 if is_first else 1)",
+        "topics.classifier", "shape + topics - (0 if is_first else 1)",
         "shape + topics - (1 if is_first else 2)", "concentrations", True,
     ),
     "tables from n instead of tables of the restaurant": SourceError(
-        "topics.hyper", "if rng.random() * (masses[k] + i) < masses[k]:", "if masses[k] >= 0.0:",
-        "concentrations", True,
+        "topics.classifier", "if rng.random() * (masses[k] + i) < masses[k]:",
+        "if masses[k] >= 0.0:", "concentrations", True,
     ),
     "dropped beta_u: no new topics": SourceError(
         "topics.tokens", "weights[used] = mass * counts.rest[0] / counts.word_topics.shape[0]",
         "weights[used] = 0.0", "topics", True,
     ),
     "sign in b, the linear term of the weights": SourceError(
-        "multiview.weights", "(scales[:, k] + cost * priors.margin)",
+        "multiview.sampler", "(scales[:, k] + cost * priors.margin)",
         "(scales[:, k] - cost * priors.margin)", "weights given labels", True,
     ),
     "1/s instead of s": SourceError(
-        "multiview.weights", "return 1.0 / np.maximum(inverse, 1e-300)",
+        "multiview.sampler", "return 1.0 / np.maximum(inverse, 1e-300)",
         "return np.maximum(inverse, 1e-300)", "weights given labels", True,
     ),
     "the stick of an empty topic is lost": SourceError(
@@ -67,26 +78,26 @@ ERRORS: dict[str, SourceError] = {
         "if limits.new > 0:", "categories", True,
     ),
     "kappa is not updated": SourceError(
-        "multiview.spectrum", "kappa, degrees = base.kappa + n, base.degrees + n",
+        "multiview.sampler", "kappa, degrees = base.kappa + n, base.degrees + n",
         "kappa, degrees = base.kappa, base.degrees + n", "components", True,
     ),
     "one acceptance for all items": SourceError(
-        "multiview.hmc", "accepted = np.log(rng.random(len(latent))) < log_ratio",
+        "multiview.sampler", "accepted = np.log(rng.random(len(latent))) < log_ratio",
         "accepted = np.log(rng.random(len(latent))) < log_ratio.mean()", "latent", True,
     ),
     "degrees of freedom of the Wishart distribution": SourceError(
-        "multiview.spectrum", "kappa, degrees = base.kappa + n, base.degrees + n",
+        "multiview.sampler", "kappa, degrees = base.kappa + n, base.degrees + n",
         "kappa, degrees = base.kappa + n, base.degrees", "components", True,
     ),
     "kappa is not updated in the predictive density": SourceError(
-        "multiview.spectrum", "kappa = kappa0 + count", "kappa = kappa0 + min(count, 1)",
+        "multiview.sampler", "kappa = kappa0 + count", "kappa = kappa0 + min(count, 1)",
         "assignments",
     ),
     "degrees of the predictive density": SourceError(
-        "multiview.spectrum", "degrees = degrees0 + count", "degrees = degrees0", "assignments",
+        "multiview.sampler", "degrees = degrees0 + count", "degrees = degrees0", "assignments",
     ),
     "missing Jacobian in xi": SourceError(
-        "topics.hyper", "(shape + new) * np.log(grid)", "(shape + new - 1) * np.log(grid)",
+        "topics.classifier", "(shape + new) * np.log(grid)", "(shape + new - 1) * np.log(grid)",
         "concentrations",
     ),
     "the reverse proposal of a category lacks its uniform share": SourceError(
@@ -126,7 +137,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != f"{PACKAGE}.{self.error.module}":
+        if fullname != self.error.full_module:
             return None
         spec = PathFinder.find_spec(fullname, path)
         assert spec is not None and spec.origin is not None
@@ -182,7 +193,7 @@ def main(arguments: Sequence[str]) -> None:
     else:
         error = ERRORS[options.error]
         sys.meta_path.insert(0, _Finder(error))
-        result = run(error.module.partition(".")[0], error.first, options.draws)
+        result = run(error.learner, error.first, options.draws)
     print(json.dumps(result))
 
 

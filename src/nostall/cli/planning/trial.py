@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nostall.cli.terminal.console import err
-from nostall.core.errors import BadInput
+from nostall.core.errors import BadInput, NostallError
 from nostall.core.measurement import Comparison
 from nostall.parallel.sharding.engine_file import CANDIDATES
 from nostall.report.units import Scale
@@ -106,21 +106,30 @@ def try_plans(
 ) -> list[Trial]:
     """Measure the plan of a configuration and its candidates; the fastest trial comes first.
 
-    ``launch`` runs a configuration.  Each turn runs the plan, the candidates and the plan again.
+    ``launch`` runs a configuration.  Each turn runs the plan, the candidates and the plan again.  A
+    candidate that cannot run is left out, with the reason on standard error.
     """
-    given, name = Path(config.plan), "the plan"
-    turn = [(name, given), *candidates, ("the plan again", given)]
-    seconds: list[list[float]] = [[] for _ in turn]
+    given, name, again = Path(config.plan), "the plan", "the plan again"
+    turn = [(name, given), *candidates, (again, given)]
+    seconds: dict[str, list[float]] = {label: [] for label, _ in turn}
     for number in range(TURNS):
-        for own, (label, path) in zip(seconds, turn, strict=True):
+        for label, path in turn:
+            if label not in seconds:
+                continue
             err.print(f"nostall: tries {label}, turn {number + 1} of {TURNS}")
             tried = replace(config, plan=str(path), steps=steps + WARM_UPS, check=False)
-            own += launch(tried).seconds[WARM_UPS:]
-    first, *others, null = seconds
-    trials = [Trial(name, given, first, None)]
-    for (label, path), own in zip(candidates, others, strict=True):
+            try:
+                seconds[label] += launch(tried).seconds[WARM_UPS:]
+            except NostallError as error:
+                if path == given:
+                    raise
+                err.print(f"nostall: leaves {label} out: {error}")
+                del seconds[label]
+    first, null = seconds.pop(name), seconds.pop(again)
+    trials, paths = [Trial(name, given, first, None)], dict(candidates)
+    for label, own in seconds.items():
         comparison = Comparison.from_samples(first, own, null, kind="measured", loads=TURNS)
-        trials.append(Trial(label, path, own, comparison))
+        trials.append(Trial(label, paths[label], own, comparison))
     return sorted(trials, key=_is_kept_before)
 
 

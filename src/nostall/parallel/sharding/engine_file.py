@@ -136,6 +136,11 @@ def load_engine_plan(path: Path) -> EngineFile:
             f"{path} has {record.inputs.global_batch} samples for {len(cluster)} GPUs; each needs "
             "one; plan with a larger --global-batch"
         )
+    if record.engine == "tp" and not record.options.styles:
+        raise BadPlan(
+            f"{path} is for tp and cuts no layer, so every GPU would do all of the work; name "
+            "linear layers in options.styles, as nostall plan --planner tp does"
+        )
     return EngineFile(
         record.planner,
         record.predicted_step_s,

@@ -1,10 +1,7 @@
 """Search over random orders: a portfolio first, then orders of the start and of good settings.
 
-Values of a space's portfolio in a search, and the pairs of states that help.
-
-Population of the best states, each with all its measured values.
-
-What is submitted to a pipeline, and what its results change.
+The values of the portfolio, and the population of the best states with all their measured values,
+are in the checkpoint.
 """
 
 from __future__ import annotations

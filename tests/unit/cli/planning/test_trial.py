@@ -9,6 +9,7 @@ import pytest
 
 from nostall.cli.planning.trial import MAX_CANDIDATES, TURNS, WARM_UPS, candidate_files, try_plans
 from nostall.core.errors import BadInput
+from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.run_config import RunConfig, RunResult
 
 STEPS = 6
@@ -51,6 +52,28 @@ def test_a_faster_candidate_is_kept(tmp_path: Path) -> None:
 def test_a_candidate_within_the_noise_is_not_kept(tmp_path: Path) -> None:
     times = {"plan": 1.0, "ddp": 1.0, "fsdp2": 2.0}
     assert trial(tmp_path, times, "fsdp2", "ddp") == ["the plan", "ddp", "fsdp2"]
+
+
+def test_a_candidate_that_is_refused_is_left_out_and_a_refused_plan_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, candidates = files(tmp_path, "ddp", "tp")
+    config = RunConfig(str(plan), "m.py:build", 1, "cpu", "auto", True, 1.0)
+    ran: list[str] = []
+
+    def launch(tried: RunConfig, refused: str = "tp") -> RunResult:
+        ran.append(Path(tried.plan).stem)
+        if ran[-1] == refused:
+            raise BadPlan("tensor parallelism changes what the module computes")
+        return RunResult("engine", seconds=[1.0] * (STEPS + WARM_UPS))
+
+    trials = try_plans(config, candidates, STEPS, launch)
+    assert [own.name for own in trials] == ["the plan", "ddp"]
+    assert ran == ["plan", "tp", "ddp", "plan", *["plan", "ddp", "plan"] * (TURNS - 1)]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "leaves tp out: tensor parallelism changes what the module computes" in said
+    with pytest.raises(BadPlan, match="changes what the module computes"):
+        try_plans(config, candidates, STEPS, lambda tried: launch(tried, "plan"))
 
 
 def test_the_fastest_by_the_model_are_tried(tmp_path: Path) -> None:

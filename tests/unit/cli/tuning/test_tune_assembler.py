@@ -19,7 +19,7 @@ from nostall.cli.report import report
 from nostall.cli.terminal.console import Format
 from nostall.cli.tuning import tune as command
 from nostall.cli.verify import verify
-from nostall.core import BadInput, LaunchSpec, Search
+from nostall.core import BadInput, BadRun, LaunchSpec, Search
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.report.units import Scale
@@ -110,6 +110,17 @@ def test_ptx_is_tuned_by_its_default_strategy_and_resumed(
         and record["settings"]["strategy"] == "assembler"
     )
     report(folder)
+
+
+def test_a_run_of_the_evolution_is_not_resumed_by_random_orders(tune: Callable[..., Path]) -> None:
+    folder = tune()
+    saved = json.loads((folder / "checkpoint.json").read_text())
+    assert saved["strategy"] == "random orders"
+    (folder / "checkpoint.json").write_text(json.dumps(saved | {"strategy": "evolve"}))
+    result = json.loads((folder / "run.json").read_text())["result"]
+    with pytest.raises(BadRun, match=r"of strategy 'evolve' .* this search is 'random orders'"):
+        command.tune(resume=folder, evaluations=5)
+    assert json.loads((folder / "run.json").read_text())["result"] == result
 
 
 def test_the_result_as_json_has_the_winner_and_its_lineage(

@@ -88,6 +88,17 @@ def test_tensor_parallelism_needs_no_sample_for_each_gpu(path: Path) -> None:
     path.write_text(json.dumps(document))
     plan = load_engine_plan(path)
     assert (plan.engine, plan.styles) == ("tp", {"up": "colwise"})
+    document["options"]["styles"] = {}
+    path.write_text(json.dumps(document))
+    with pytest.raises(BadPlan, match="is for tp and cuts no layer"):
+        load_engine_plan(path)
+
+
+def test_a_file_of_the_former_version_has_no_styles(path: Path) -> None:
+    document = json.loads(path.read_text())
+    del document["options"]["styles"]
+    path.write_text(json.dumps(document))
+    assert load_engine_plan(path).styles == {}
 
 
 class Named(nn.Module):

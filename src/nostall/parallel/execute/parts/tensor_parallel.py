@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import torch
@@ -49,21 +50,28 @@ def parallelize(job: Job, styles: Mapping[str, Style], device: torch.device) -> 
                 f"the plan cuts {name}, which is no linear layer of the module; plan again from it"
             )
     expected = _loss_and_norms(job, device)
-    names = {name: id(p) for name, p in module.named_parameters(remove_duplicate=False)}
+    before = {
+        name: (id(p), p.requires_grad)
+        for name, p in module.named_parameters(remove_duplicate=False)
+    }
     mesh = DeviceMesh(device.type, torch.arange(dist.get_world_size()))
     for name, part in parts.items():
         if name not in styles:
             _replicate(part, mesh)
     parallelize_module(module, mesh, {name: _STYLES[own]() for name, own in styles.items()})
-    _tie(module, names)
+    _tie(module, before)
     try:
         found = _loss_and_norms(job, device)
-    except RuntimeError as error:
-        raise BadPlan(_refusal(str(error).splitlines()[0][:200])) from error
-    tolerance, least = _tolerance(module), _LEAST * max(map(abs, expected.values()))
+    except Exception as error:  # of the user's module, which may check a width itself
+        text = " ".join(str(error).split("\n", 1)[0][:200].split())
+        raise BadPlan(_refusal(f"{type(error).__name__}: {text}".rstrip(": "))) from error
+    tolerance = _tolerance(module)
+    least = _LEAST * max((abs(v) for v in expected.values() if isfinite(v)), default=0.0)
     for name, value in expected.items():
-        if abs(found[name] - value) > tolerance * max(abs(value), least):
-            raise BadPlan(_refusal(f"{name} is {found[name]:.6g} and not {value:.6g}"))
+        own = found.get(name, 0.0)
+        is_close = abs(own - value) <= tolerance * max(abs(value), least)
+        if not (is_close if isfinite(own) and isfinite(value) else str(own) == str(value)):
+            raise BadPlan(_refusal(f"{name} is {own:.6g} and not {value:.6g}"))
 
 
 def _replicate(part: nn.Module, mesh: DeviceMesh) -> None:
@@ -76,13 +84,13 @@ def _replicate(part: nn.Module, mesh: DeviceMesh) -> None:
     if not own or any(True for _ in part.children()):
         return
 
-    def given(_: nn.Module, inputs: Any) -> Any:
-        return tree_map(lambda leaf: _as_replica(leaf, mesh), inputs)
+    def given(_: nn.Module, inputs: Any, named: Any) -> Any:
+        return tree_map(lambda leaf: _as_replica(leaf, mesh), (inputs, named))
 
     def returned(_: nn.Module, inputs: Any, output: Any) -> Any:
         return tree_map(_as_local, output)
 
-    part.register_forward_pre_hook(given)
+    part.register_forward_pre_hook(given, with_kwargs=True)
     part.register_forward_hook(returned)
 
 
@@ -95,13 +103,15 @@ def _as_local(leaf: Any) -> Any:
     return leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
 
 
-def _tie(module: nn.Module, identities: Mapping[str, int]) -> None:
-    """Let names that had one parameter have one again."""
+def _tie(module: nn.Module, before: Mapping[str, tuple[int, bool]]) -> None:
+    """Let names that had one parameter have one again, and frozen parameters be frozen: PyTorch's
+    styles may make them trainable."""
     first: dict[int, nn.Parameter] = {}
-    for name, identity in identities.items():
+    for name, (identity, is_trained) in before.items():
         holder, _, own = name.rpartition(".")
         part = module.get_submodule(holder)
-        part.register_parameter(own, first.setdefault(identity, part.get_parameter(own)))
+        found = first.setdefault(identity, part.get_parameter(own))
+        part.register_parameter(own, found.requires_grad_(is_trained))
 
 
 def _loss_and_norms(job: Job, device: torch.device) -> dict[str, float]:

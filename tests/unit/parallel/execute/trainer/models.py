@@ -121,20 +121,30 @@ class Classifier(nn.Module):
         return self.head(torch.relu(self.layers(image)).mean((2, 3)))
 
 
-class FixedHeads(nn.Module):
-    """Two heads of any width: tensor parallelism would halve their width, not their number."""
+class Cut(nn.Module):
+    """Two layers, a frozen one too, with something between that depends on the width or not."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+        width = 2 if kind == "deviation" else 8
+        self.kind, self.norm = kind, nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, width), nn.Linear(width, 8)
+        self.up.weight.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(x).view(x.shape[0], 2, -1).softmax(-1).flatten(1))
+        inner = self.up(self.norm(input=x))
+        if self.kind == "heads":  # two of any width: a cut halves their width, not their number
+            inner = inner.view(x.shape[0], 2, -1).softmax(-1).flatten(1)
+        elif self.kind == "checked" and inner.shape[1] != 8:
+            raise ValueError(f"the width is {inner.shape[1]} and not 8")
+        elif self.kind == "deviation":  # NaN for one value
+            inner = inner / inner.std(1, keepdim=True)
+        return self.down(inner)
 
 
-def heads() -> Job:
+def cut(kind: str) -> Job:
     torch.manual_seed(0)
-    return Job(nn.Sequential(FixedHeads()), (torch.randn(4, 8),), torch.randn(4, 8), F.mse_loss)
+    return Job(nn.Sequential(Cut(kind)), (torch.randn(4, 8),), torch.randn(4, 8), F.mse_loss)
 
 
 JOBS: dict[str, Callable[[], Job]] = {"language": language, "chain": chain, "summed": summed}

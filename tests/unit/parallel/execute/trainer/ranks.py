@@ -22,9 +22,9 @@ from tests.unit.parallel.execute.trainer.models import (
     JOBS,
     ROWS,
     Single,
+    cut,
     data,
     engine,
-    heads,
     hybrid,
     pipeline,
     sharding,
@@ -227,7 +227,11 @@ def differences(results: list[Any], losses: list[float], weights: Any) -> dict[s
     }  # fmt: skip
 
 
-def refused_heads() -> str:
-    """The error of tensor parallelism for a fixed number of heads."""
-    job = heads()
-    return fails(lambda: build(engine(job, "tp", 2), job))
+def cuts() -> dict[str, str]:
+    """The errors of tensor parallelism for modules that a cut changes, and for one that it does not
+    change; and the names of its frozen parameters."""
+    jobs = {kind: cut(kind) for kind in ("heads", "checked", "deviation", "plain")}
+    found = {kind: fails(lambda job=job: build(engine(job, "tp", 2), job))
+             for kind, job in jobs.items()}  # fmt: skip
+    own = jobs["plain"].module.named_parameters()
+    return found | {"frozen": ", ".join(name for name, p in own if not p.requires_grad)}

@@ -50,13 +50,13 @@ from tests.unit.parallel.execute.trainer.ranks import (
     compare,
     cosine,
     counted_collectives,
+    cuts,
     differences,
     fails,
     loader,
     on_ranks,
     plan_of,
     ranks_of,
-    refused_heads,
     single,
     train_by,
     train_plan,
@@ -87,7 +87,7 @@ def scenario_engines(folder: Path) -> Any:
     kinds = ("ddp", "fsdp2 3", "tp")
     return {kind: compare(folder, "language", kind, 5) for kind in kinds} | {
         "moves": _moves(folder, ("fsdp2 3", "tp 4", "pipeline", "tp", "ddp")),
-        "fixed heads": on_ranks(2, folder, refused_heads),
+        "cuts": on_ranks(2, folder, cuts),
     }
 
 

@@ -150,9 +150,13 @@ def test_two_hundred_steps_of_three_models_are_those_of_one_process(tmp_path: Pa
 def test_the_engines_of_torch_train_as_one_process_does(tmp_path: Path) -> None:
     """FSDP2 on three processes has shards of different sizes."""
     engines = run(tmp_path, "engines")["engines"]
-    for text in engines.pop("fixed heads"):
-        assert text.startswith("tensor parallelism changes what the module computes (")
-        assert "any number of heads" in text
+    for refused in engines.pop("cuts"):
+        assert (refused.pop("plain"), refused.pop("frozen")) == ("no error", "0.up.weight")
+        for text in refused.values():
+            assert text.startswith("tensor parallelism changes what the module computes (")
+            assert "any number of heads" in text
+        assert "(ValueError: the width is 4 and not 8)" in refused["checked"]
+        assert "(the loss is nan and not " in refused["deviation"]
     assert engines["tp"]["engine"] == "tp" and engines["tp"]["own"] == [list(range(8))] * 2
     assert engines["ddp"]["engine"] == "ddp" and engines["fsdp2 3"]["engine"] == "fsdp2"
     for result in engines.values():
