@@ -98,6 +98,7 @@ def test_a_changed_file_of_kernels_is_refused(optimized: tuple[Path, Any], tmp_p
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_replayed_and_resumed(optimized: tuple[Path, Any]) -> None:
     folder, document = optimized
     done = run(folder, "optimize", "--replay", "optimized/recording.json.gz", "--format", "json")
@@ -118,6 +119,7 @@ def test_a_run_is_replayed_and_resumed(optimized: tuple[Path, Any]) -> None:
     assert (folder / "resumed" / "kernels.zip").read_bytes() == made[1]
 
 
+@pytest.mark.slow
 def test_what_is_faster_alone_only_does_not_stay_in_the_store(tmp_path: Path) -> None:
     _, document = optimize(tmp_path, search="store_useless")
     (attempt,) = document["attempts"]
@@ -127,7 +129,7 @@ def test_what_is_faster_alone_only_does_not_stay_in_the_store(tmp_path: Path) ->
     assert Store(tmp_path / "store").rows() == []
 
 
-@pytest.mark.parametrize("search", ["interrupt", "hang"])
+@pytest.mark.parametrize("search", ["interrupt", pytest.param("hang", marks=pytest.mark.slow)])
 def test_what_was_not_tried_in_the_program_does_not_stay_in_the_store(
     search: str, tmp_path: Path
 ) -> None:
@@ -142,6 +144,7 @@ def test_what_was_not_tried_in_the_program_does_not_stay_in_the_store(
     assert Store(tmp_path / "store").rows() == []
 
 
+@pytest.mark.slow
 def test_no_gain_and_no_gpu_are_told_by_name(tmp_path: Path) -> None:
     _, document = optimize(tmp_path, search="find_nothing")
     (attempt,) = document["attempts"]

@@ -300,17 +300,9 @@ COMPILED = (
 
 
 def scenario_compiled(folder: Path) -> Any:
-    return _compiled_runs(folder, COMPILED)
-
-
-def scenario_few_compiled(folder: Path) -> Any:
-    return _compiled_runs(folder, (("chain", "fsdp"),))
-
-
-def _compiled_runs(folder: Path, cases: Sequence[tuple[str, str]]) -> Any:
     """Compiled training of two steps, asked to be captured, beside a single process."""
     results = {}
-    for name, kind in cases:
+    for name, kind in COMPILED:
         plan = plan_of(kind, JOBS[name]())
         ranks = on_ranks(ranks_of(plan), folder, _compiled, name, plan)
         losses, weights = single(name, 2)
