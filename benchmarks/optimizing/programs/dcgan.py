@@ -51,7 +51,8 @@ critic_optimizer = torch.optim.Adam(critic.parameters(), **settings, capturable=
 criterion = nn.BCEWithLogitsLoss()
 if options.best:
     torch.backends.cudnn.benchmark = True
-    maker, critic = torch.compile(maker), torch.compile(critic)
+    maker = torch.compile(maker, dynamic=False)
+    critic = torch.compile(critic, dynamic=False)
 
 real, fake = torch.ones(batch, device=device), torch.zeros(batch, device=device)
 images = torch.rand(4, batch, 3, 64, 64, device=device) * 2 - 1
