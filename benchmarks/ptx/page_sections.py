@@ -140,6 +140,7 @@ def _strategies() -> Row:
     names = present_strategies(records)
     found = {(r["kernel"], r["method"]): r for r in records}
     means = list(mean_rows(records))
+    everything = next(m for m in means if m["kernels"] == "all")
     new = [r for r in records if r["method"] == DEFAULT and r["unseen"]]
     groups = {
         "all": new,
@@ -157,7 +158,8 @@ def _strategies() -> Row:
         "gpus": " and ".join(sorted({r["gpu"]["gpu"] for r in records})),
         "seconds": records[0]["seconds_searched"],
         "means": means,
-        "verdict": _verdict(next(m for m in means if m["kernels"] == "all")),
+        "verdict": _verdict(everything),
+        "undivided": "{:.4f} to {:.4f}".format(*everything["undivided"]),
         "timed": " and ".join(timed),
         "missing": ", ".join(
             entry.kernel for entry in comparison_entries() if (entry.name, DEFAULT) not in found

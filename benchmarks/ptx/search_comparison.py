@@ -371,6 +371,7 @@ def mean_rows(records: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             after = [p for p in group if p[0]["place"] > p[1]["place"]]
             turns = [[a["deployed"] / b["deployed"] for a, b in t] for t in (before, after) if t]
             ratio, low, high = mean_ratio(turns)
+            undivided = mean_ratio([[r for turn in turns for r in turn]])
             yield {
                 "kernels": title,
                 "pairs": len(group),
@@ -381,6 +382,7 @@ def mean_rows(records: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 "ratio": ratio,
                 "low": low,
                 "high": high,
+                "undivided": undivided[1:],
             }
 
 
