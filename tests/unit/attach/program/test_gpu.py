@@ -15,6 +15,8 @@ from nostall.attach.program.roots import Switch  # noqa: E402
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    # A hint of Inductor; with `-W error` it would end the compilation.
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
 ]
 nn = torch.nn
 
