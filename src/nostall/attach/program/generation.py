@@ -103,7 +103,7 @@ class StaticCache:
             kept.update({name: root.__dict__.pop(name) for name in _OWN if name in root.__dict__})
 
     def _guard(self) -> None:
-        """Run calls that are not compared with the program's own setting."""
+        """Keep the program's own setting in calls of a kind that is not checked."""
         owner = next(c for c in _classes(self.roots) if "generate" in c.__dict__)
         generate = owner.generate
 

@@ -58,7 +58,7 @@ keeps its own, and so do the runs before the captures, on one stream."""
 
 @dataclass(frozen=True)
 class GraphClocks:
-    """What times whole graphs."""
+    """The clocks that time whole graphs."""
 
     # Times a loop.
     loop: Clock

@@ -268,7 +268,7 @@ class ComparisonRecord(Record, frozen=True):
 
     @property
     def verdict(self) -> Verdict:
-        """``slower`` if it is so by either clock, else ``faster`` if it is so by either."""
+        """``slower`` if either clock says so, else ``faster`` if either does."""
         verdicts = self._verdicts
         return next((each for each in ("slower", "faster") if each in verdicts), "same")
 
