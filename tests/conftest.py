@@ -8,6 +8,7 @@ import gc
 import hashlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -22,6 +23,10 @@ from nostall.sass.binary import toolchain
 # A shell starts background jobs with Ctrl-C ignored, and children inherit that; tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Two workers share two cores, where idle threads of a second team spin. Commands inherit both.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # The same examples on every machine; HYPOTHESIS_PROFILE=random looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -72,3 +77,15 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.freeze()
     atexit.register(gc.unfreeze)  # else Triton reports its frozen objects as leaks at the end
     return result
+
+
+frozen_modules = 0
+
+
+def pytest_runtest_logfinish() -> None:
+    """Freeze what a test has imported: full collections, which some tests ask for, skip it."""
+    global frozen_modules
+    if len(sys.modules) > frozen_modules + 100:
+        frozen_modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()
