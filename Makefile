@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OLD_TRITON := .cache/triton-3.6.0
 # Every how many-th cubin of the corpus `make test` looks at (1: all of them, about 800).
-export NOSTALL_CORPUS_SLICE ?= 24
+export NOSTALL_CORPUS_SLICE ?= 48
 # Tests start many Python processes, which would compile every module anew without its byte code.
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 
@@ -84,7 +84,8 @@ test: venv $(VENV)/.torch $(OLD_TRITON)/.ready
 test-slow: venv $(VENV)/.torch $(OLD_TRITON)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 	NOSTALL_CORPUS_SLICE=12 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu" \
-	  tests/corpus tests/mutations $(ARGS)
+	  tests/corpus/test_catalogue.py tests/corpus/test_compiler_output.py tests/mutations/test_*.py \
+	  $(ARGS)
 
 # vLLM pins other packages than nostall, so it has an environment of its own.
 $(VLLM)/.ready:
