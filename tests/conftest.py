@@ -24,9 +24,12 @@ from nostall.sass.binary import toolchain
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Two workers share two cores, where idle threads of a second team spin. Commands inherit both.
+# Two workers share two cores, where idle threads of a second team spin; Inductor's compile
+# processes would import PyTorch again, and its check of a C++ compiler takes seconds. Commands
+# inherit what is set.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # The same examples on every machine; HYPOTHESIS_PROFILE=random looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
