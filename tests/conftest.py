@@ -24,11 +24,11 @@ from nostall.sass.binary import toolchain
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Two workers share two cores, where idle threads of a second team spin; Inductor's compile
-# processes would import PyTorch again, and its check of a C++ compiler takes seconds. Commands
-# inherit what is set.
+# Tests compute little, and idle threads of the teams of several workers spin. On few cores
+# Inductor's compile processes, which import PyTorch again, take longer than they save; so does its
+# check of the C++ compiler. Commands inherit what is set.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // 4)))
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # The same examples on every machine; HYPOTHESIS_PROFILE=random looks for new ones.
