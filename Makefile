@@ -3,8 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OLD_TRITON := .cache/triton-3.6.0
+# pip would compile all modules on one core. Tests of packages and most models are never imported.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+COMPILE := @$(BIN)/python -m compileall -q -j 0 -x '/tests?/|/transformers/models/' $(VENV)/lib >/dev/null || true
+
 # Every how many-th cubin of the corpus `make test` looks at (1: all of them, about 800).
-export NOSTALL_CORPUS_SLICE ?= 24
+export NOSTALL_CORPUS_SLICE ?= 48
 # Tests start many Python processes, which would compile every module anew without its byte code.
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 
@@ -42,13 +46,15 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  { echo "nostall needs Python 3.11 or newer; set PYTHON=python3.x"; exit 3; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "python3 -m venv does not work; on Debian or Ubuntu: apt install python3-venv"; exit 3; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[triton,dev]'
+	$(PIP) -c constraints.txt -e '.[triton,dev]'
+	$(COMPILE)
 	touch $@
 
 # Only the tests want PyTorch; where it cannot be had beside the pinned Triton they say so and skip.
 $(VENV)/.torch: $(VENV)/.ready
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch-tests,rl]' || \
+	@$(PIP) -c constraints.txt -e '.[torch-tests,rl]' || \
 	  echo "PyTorch cannot be installed beside this Triton here; tests that need it are skipped"
+	$(COMPILE)
 	touch $@
 
 $(OLD_TRITON)/.ready: | $(VENV)/.ready
@@ -84,7 +90,8 @@ test: venv $(VENV)/.torch $(OLD_TRITON)/.ready
 test-slow: venv $(VENV)/.torch $(OLD_TRITON)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 	NOSTALL_CORPUS_SLICE=12 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu" \
-	  tests/corpus tests/mutations $(ARGS)
+	  tests/corpus/test_catalogue.py tests/corpus/test_compiler_output.py tests/mutations/test_*.py \
+	  $(ARGS)
 
 # vLLM pins other packages than nostall, so it has an environment of its own.
 $(VLLM)/.ready:

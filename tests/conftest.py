@@ -8,6 +8,7 @@ import gc
 import hashlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -22,6 +23,13 @@ from nostall.sass.binary import toolchain
 # A shell starts background jobs with Ctrl-C ignored, and children inherit that; tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests compute little, and idle threads of the teams of several workers spin. On few cores
+# Inductor's compile processes, which import PyTorch again, take longer than they save; so does its
+# check of the C++ compiler. Commands inherit what is set.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // 4)))
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # The same examples on every machine; HYPOTHESIS_PROFILE=random looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -72,3 +80,15 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.freeze()
     atexit.register(gc.unfreeze)  # else Triton reports its frozen objects as leaks at the end
     return result
+
+
+frozen_modules = 0
+
+
+def pytest_runtest_logfinish() -> None:
+    """Freeze what a test has imported: full collections, which some tests ask for, skip it."""
+    global frozen_modules
+    if len(sys.modules) > frozen_modules + 100:
+        frozen_modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()

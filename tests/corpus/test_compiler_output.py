@@ -1,8 +1,8 @@
 """The verifier accepts all compiler output of the corpus.
 
 For each cubin the round trip is byte-identical, ``validate`` and ``verify`` accept it, and the
-opcode table has all its opcodes.  ``make test`` takes every 24th cubin
-(NOSTALL_CORPUS_SLICE=24), ``make test-slow`` every twelfth;
+opcode table has all its opcodes.  ``make test`` takes every 48th cubin
+(NOSTALL_CORPUS_SLICE=48), ``make test-slow`` every twelfth;
 ``make test NOSTALL_CORPUS_SLICE=1`` takes all.
 """
 

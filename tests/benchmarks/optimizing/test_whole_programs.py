@@ -27,6 +27,7 @@ LOOP = (
     "import time\nfor n in range(10**6): time.sleep({seconds}); print(f'step {{n}} x', flush=True)"
 )
 SCRIPTS = sorted(FOLDER.glob("*.py"))
+COMPILED = ("lstm_lm", "small_layers")
 
 
 def command(seconds: float) -> list[str]:
@@ -54,9 +55,11 @@ def test_a_program_does_not_know_nostall(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--best", "default"], ["--best", "graphs"]])
+@pytest.mark.parametrize("options", [[], ["--best", "graphs"]], ids=" ".join)
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_program_prints_its_steps(path: Path, options: list[str]) -> None:
+    """Graphs are the default mode and more. Inductor's code for CPUs, which takes longest, is only
+    made of two programs: a benchmark runs them all on a GPU."""
     pytest.importorskip("torch")
     if path.stem == "triton_kernels":
         pytest.skip("it needs a GPU")
@@ -65,7 +68,8 @@ def test_a_program_prints_its_steps(path: Path, options: list[str]) -> None:
     pytest.importorskip("transformers")
     done = subprocess.run(
         [sys.executable, str(path), "--tiny", "--steps", "20", *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+        env={**os.environ, "TORCH_COMPILE_DISABLE": str(int(path.stem not in COMPILED))},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1].startswith("step 20 ")

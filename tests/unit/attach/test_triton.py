@@ -67,6 +67,7 @@ def test_the_decorator_loads_replacements(world: Machine, mode: str) -> None:
     assert ran.messages == ""
 
 
+@oldest_in_slow_tests
 def test_decorator_and_apply_with_an_empty_cache(world: Machine) -> None:
     empty_cache(world)
     ran = world.run("worker-decorated-autotune", apply=True)
@@ -101,6 +102,7 @@ def test_a_new_kernel_is_compiled_for_dependent_launches(world: Machine, chains:
     assert {line["dependent"] for line in ran.lines} == {True}
 
 
+@oldest_in_slow_tests
 @pytest.mark.parametrize("mode", ["tuned", "tuned-autotune"])
 def test_the_first_call_tunes_and_the_second_loads_the_result(
     world: Machine, tmp_path: Path, mode: str

@@ -167,6 +167,7 @@ def test_random_features_make_views_nonlinear() -> None:
         model.predict(held_out)
 
 
+@pytest.mark.slow  # compiling the sampler takes ten seconds
 def test_a_continued_chain_equals_an_uninterrupted_one() -> None:
     items, classes = two_views(40, 2)
     settings = {"dimensions": 3, "features": 8, "burn_in": 4}
@@ -201,6 +202,7 @@ def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
         model.fit(items, change.get("classes", classes))
 
 
+@pytest.mark.slow
 def test_diagnostics_and_calibration() -> None:
     rng = np.random.default_rng(4)
     independent = convergence(rng.standard_normal((4, 500)))
@@ -217,6 +219,7 @@ def test_diagnostics_and_calibration() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_constant_column_changes_nothing() -> None:
     items, classes = two_views(60, 5)
     items[:, 1] = 3.0

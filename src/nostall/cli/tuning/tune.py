@@ -485,11 +485,10 @@ def _run_search(
     resume: bool,
 ) -> TuningResult:
     """Run the job of the strategy."""
-    from nostall.tuning.assembler.job import open_setup, tune_assembler
-    from nostall.tuning.job import tune as run_job
-
     run, source, settings = tune_run.run, tune_run.source, tune_run.settings
     if settings.strategy != ASSEMBLER or device is None:
+        from nostall.tuning.job import tune as run_job
+
         return run_job(
             source,
             search,
@@ -499,6 +498,8 @@ def _run_search(
             resume=resume,
             device=device,
         )
+    from nostall.tuning.assembler.job import open_setup, tune_assembler
+
     with open_setup(source, dependents_wait=settings.pdl == "trigger") as setup:
         return tune_assembler(
             setup,

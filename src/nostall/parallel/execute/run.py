@@ -10,7 +10,6 @@ import torch
 from nostall.parallel.execute.communication.slow_links import SlowLinks
 from nostall.parallel.execute.parts.captured_steps import CapturedSteps
 from nostall.parallel.execute.parts.computation import Computation
-from nostall.parallel.execute.parts.engine_part import EnginePart
 from nostall.parallel.execute.parts.hybrid_part import HybridPart
 from nostall.parallel.execute.parts.part import Part, PartOptions
 from nostall.parallel.execute.parts.pipeline_part import PipelinePart
@@ -97,6 +96,9 @@ def run_engine_plan(job: Job, plan: EngineFile, options: RunOptions) -> RunResul
     run = job
     if options.check:  # the engines change the module that they run, and the reference copies it
         run = replace(job, module=copy.deepcopy(job.module))
+    # Imports FSDP and the tracer, which no other plan needs.
+    from nostall.parallel.execute.parts.engine_part import EnginePart
+
     part = EnginePart(run, plan, options.part)
     if plan.engine != "ddp":
         check_optimizer(job, is_sharded=True)

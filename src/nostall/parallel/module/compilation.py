@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
+
+if TYPE_CHECKING:
+    from torch._dynamo.exc import TorchDynamoException
 
 
 class Compiled:
@@ -20,7 +22,8 @@ class Compiled:
     def __call__(self, *given: Any) -> Any:
         try:
             return self._call(*given)
-        except TorchDynamoException as error:
+        # By its full name: what compiles nothing does not import Dynamo.
+        except torch._dynamo.exc.TorchDynamoException as error:
             if self._call is self._function:
                 raise
             self._note(failure(error))

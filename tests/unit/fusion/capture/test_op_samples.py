@@ -25,8 +25,8 @@ from tests.unit.fusion.capture.op_samples import (  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-PARTS, SLICES = 4, 24
-"""These tests check the graphs of each 4th and the kernels of each 24th operator; all operators are
+PARTS, SLICES = 8, 24
+"""These tests check the graphs of each 8th and the kernels of each 24th operator; all operators are
 checked by ``benchmarks/fusion/correctness/opinfo.py``."""
 
 
@@ -35,7 +35,7 @@ def test_graphs_of_operators_equal_pytorch() -> None:
     summary = check_graphs(samples(known[::PARTS], REFERENCE, 1))
     assert summary.errors == []
     # The first sample of a few operators cannot be captured.
-    assert len(summary.operators) >= 0.8 * len(known[::PARTS]) >= 40
+    assert len(summary.operators) >= 0.8 * len(known[::PARTS]) >= 20
 
 
 def test_kernels_of_operators_equal_their_graphs(tmp_path: Path) -> None:

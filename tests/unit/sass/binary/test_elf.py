@@ -28,7 +28,7 @@ from nostall.sass.binary.elf import MAX_BYTES, SHT_SYMTAB, Elf
 def compared_cubins() -> list[Path]:
     """All committed cubins and some of both Triton versions."""
     triton = catalogue.triton_corpus()
-    return [*catalogue.nvcc_corpus(), *triton[:: max(1, len(triton) // 40)]]
+    return [*sorted(catalogue.NVCC.glob("*.cubin")), *triton[:: max(1, len(triton) // 40)]]
 
 
 def test_sections_symbols_and_relocations_agree_with_pyelftools() -> None:

@@ -1,4 +1,7 @@
-"""The topic sampler against forward simulation (Geweke), and the classifier's interface."""
+"""The topic sampler against forward simulation (Geweke), and the classifier's interface.
+
+Compiling the sampler takes half a minute, so what samples is a slow test.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,7 @@ def test_each_step_keeps_the_joint_distribution(step: str) -> None:
     assert z < LIMIT, statistic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "field"), [("topics", "topics"), ("topic split", "topics")])
 def test_a_step_with_a_wrong_concentration_is_caught(step: str, field: str) -> None:
     wrong = topic_pair(
@@ -69,6 +73,7 @@ def corpus(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return counts, labels, truth
 
 
+@pytest.mark.slow
 def test_a_category_without_labels_is_found() -> None:
     counts, labels, truth = corpus(0)
     model = OpenTopics(eta=0.1, sweeps=60, burn_in=40).fit(counts, labels)
@@ -81,6 +86,7 @@ def test_a_category_without_labels_is_found() -> None:
     assert model.predict_proba(counts).sum(axis=1) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_continued_chain_equals_an_uninterrupted_one() -> None:
     counts, labels, _ = corpus(1)
     whole = OpenTopics(sweeps=12, burn_in=4).fit(counts, labels)
@@ -103,6 +109,7 @@ def test_bad_input_is_named(counts: list[list[int]], labels: list[int], message:
         OpenTopics(sweeps=4, burn_in=1).fit(counts, labels)
 
 
+@pytest.mark.slow
 def test_one_document_and_words_never_seen_are_no_problem() -> None:
     model = OpenTopics(sweeps=6, burn_in=2).fit([[3, 1, 0]], [4])
     assert model.predict([[2, 2, 0]]).tolist() in ([4], [NEW])
@@ -111,6 +118,7 @@ def test_one_document_and_words_never_seen_are_no_problem() -> None:
     assert alone.predict([[3, 1, 0]]).tolist() == [NEW]
 
 
+@pytest.mark.slow
 def test_a_given_number_of_new_categories_is_a_limit() -> None:
     counts, labels, truth = corpus(0)
     model = OpenTopics(new_categories=2, eta=0.1, sweeps=40, burn_in=20).fit(counts, labels)
@@ -120,6 +128,7 @@ def test_a_given_number_of_new_categories_is_a_limit() -> None:
     assert none.category_draws_.max() == 2
 
 
+@pytest.mark.slow
 def test_several_chains_give_diagnostics_and_one_answer() -> None:
     counts, labels, _ = corpus(0)
     model = OpenTopics(eta=0.1, sweeps=30, burn_in=20, chains=2).fit(counts, labels)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._dynamo.exc import TorchDynamoException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -134,7 +133,7 @@ class EnginePart(Noted):
     def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
         try:
             return self._run(inputs, targets, self._call)
-        except TorchDynamoException as error:
+        except torch._dynamo.exc.TorchDynamoException as error:
             if not self._compiled:
                 raise
             reason = failure(error)

@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from nostall.core.errors import BadInput
 from nostall.parallel.errors import BadModel, BadPlan
 from nostall.parallel.execute.parts.any_plan import AnyPlan, load_any_plan
 from nostall.parallel.execute.parts.computation import Computation, float_weights, in_types_of
-from nostall.parallel.execute.parts.engine_part import EnginePart
 from nostall.parallel.execute.parts.hybrid_part import HybridPart
 from nostall.parallel.execute.parts.part import Part, PartOptions
 from nostall.parallel.execute.parts.pipeline_part import PipelinePart, planned_model
@@ -36,6 +34,9 @@ from nostall.parallel.sharding.engine_file import EngineFile
 from nostall.parallel.sharding.hybrid.plan_file import HybridFile
 from nostall.parallel.sharding.placements import is_sharded
 from nostall.parallel.sharding.plan_file import PlanFile
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
 JobOrTarget = Job | str
 OptimizerFunction = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -79,6 +80,9 @@ def build(
     if isinstance(found, EngineFile):
         float_weights(job, precision)
         computation = Computation(job, job)
+        # Imports FSDP and the tracer, which no other plan needs.
+        from nostall.parallel.execute.parts.engine_part import EnginePart
+
         part = EnginePart(job, found, options, precision)
     else:
         computation = in_types_of(job, precision)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx import Graph, GraphModule, Node
@@ -132,6 +131,9 @@ def _trace(function: Any, groups: list[list[Any]], samples: int) -> tuple[GraphM
 
     def unused(graph_module: GraphModule, _: Any) -> GraphModule:
         return graph_module
+
+    # Imports Dynamo and parts of Inductor, which a process that only runs a plan does not need.
+    from torch._functorch.aot_autograd import aot_function
 
     decompositions = torch._decomp.get_decompositions(_DECOMPOSED)
     step = aot_function(function, unused, unused, partition_fn=stop, decompositions=decompositions)
