@@ -26,7 +26,8 @@ import multiprocessing
 import pickle
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
@@ -45,10 +46,11 @@ from nostall.ptx.assemble.pool import worker_count
 from nostall.ptx.assemble.versions import Assembler, find_assemblers, version_numbers
 from nostall.sass.binary.cubin import Cubin
 from nostall.tuning.assembler.commands import find_command
+from nostall.tuning.assembler.job import Setup
 from nostall.tuning.gpu_objective import decide
 from nostall.tuning.regress.job import Binary, Case, assemble_with, compare
 from nostall.tuning.regress.losses import RECOVERED
-from nostall.tuning.regress.measured import measure
+from nostall.tuning.regress.measured import measure, open_search
 from nostall.tuning.regress.properties import read_properties
 from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
@@ -175,11 +177,11 @@ def static_losses(case: Case) -> Row:
     return {name: report[name] for name in ("kernel", "answer", "losses", "causes")}
 
 
-def search(case: Case, settings: Settings) -> Row:
+def search(case: Case, settings: Settings, setup: Setup | None = None) -> Row:
     """What ``nostall regress --objective gpu`` measures and finds, also beside the older binary."""
     began = monotonic()
     with _open(case, case.newer.cubin, settings) as gpu:
-        measured = measure(case, settings, gpu)
+        measured = measure(case, settings, gpu, setup)
         about = dict(gpu.info)
     row: Row = {**measured.to_json(), "gpu": about, "seconds": round(monotonic() - began, 1)}
     found = measured.found
@@ -203,6 +205,28 @@ def _open(case: Case, cubin: bytes, settings: Settings) -> LocalGpu:
     launch = case.source.launch
     assert launch is not None
     return LocalGpu(Kernel(cubin, case.source.kernel, launch), settings.measurement_plan)
+
+
+def opened_ahead(cases: Iterator[Case]) -> Iterator[tuple[Case, Setup]]:
+    """Each case with its workers; those of the next one start during a search."""
+
+    def start(case: Case, stack: ExitStack) -> tuple[Case, Setup, ExitStack]:
+        setup = stack.enter_context(open_search(case))
+        return case, setup, stack
+
+    with ExitStack() as all_stacks, ThreadPoolExecutor(1) as thread:
+
+        def submit() -> Future[tuple[Case, Setup, ExitStack]] | None:
+            case = next(cases, None)
+            stack = all_stacks.enter_context(ExitStack())
+            return None if case is None else thread.submit(start, case, stack)
+
+        following = submit()
+        while following is not None:
+            case, setup, stack = following.result()
+            following = submit()
+            yield case, setup
+            stack.close()
 
 
 def lost(row: Row) -> float:
@@ -321,13 +345,14 @@ def main(options: argparse.Namespace) -> int:
         rounds=_COMPARED["rounds"],
         checks=_COMPARED["checks"],
     )
-    for name in sorted(slower, key=lambda name: -lost(rows[name])):
+    order = sorted(slower, key=lambda name: -lost(rows[name]))
+    cases = (slower[name].case(rows[name]["screened"]["older"], newer) for name in order)
+    for name, (case, setup) in zip(order, opened_ahead(cases), strict=True):
         if monotonic() + (options.seconds or 0.0) + _OVERHEAD > began + options.budget_s:
             print(f"{name}: no time left")
             break
-        case = slower[name].case(rows[name]["screened"]["older"], newer)
         rows[name]["static"] = static_losses(case)
-        store(name, partial(search, case, settings), "measured")
+        store(name, partial(search, case, settings, setup), "measured")
         write()
     print(json.dumps(summary(rows)))
     return 0

@@ -120,6 +120,7 @@ def test_without_a_loss_nothing_is_searched(
     assert document["summary"]["slower"] == document["summary"]["compared"] == 0
 
 
+@pytest.mark.slow
 def test_a_second_run_searches_what_the_first_had_no_time_for(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
