@@ -34,7 +34,7 @@ def direct_conversion(texts: Sequence[str]) -> str | None:
     """The conversion of an integer to f16 that a compound statement makes through f32.
 
     Both round once: f32 holds each integer up to 2**24 in magnitude, and f16 rounds all that lies
-    beyond 65520 to infinity.  A test compares all 2**32 integers.
+    beyond 65520 to infinity.  The benchmark ``ptx.conversions`` compares all integers on a GPU.
     """
     found = _THROUGH_F32.fullmatch(canonical("".join(texts)))
     if found is None or found["local"] in (found["source"], found["target"]):
