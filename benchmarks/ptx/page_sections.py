@@ -141,6 +141,7 @@ def _strategies() -> Row:
     found = {(r["kernel"], r["method"]): r for r in records}
     means = list(mean_rows(records))
     everything = next(m for m in means if m["kernels"] == "all")
+    paired = [r for r in records if all((r["kernel"], name) in found for name in names)]
     new = [r for r in records if r["method"] == DEFAULT and r["unseen"]]
     groups = {
         "all": new,
@@ -150,7 +151,7 @@ def _strategies() -> Row:
         "without both": [r for r in new if r["instructions"] is None],
     }
     timed = [
-        f"{median(r['counts'].get('timed', 0) for r in records if r['place'] == place):.0f}"
+        f"{median(r['counts'].get('timed', 0) for r in paired if r['place'] == place):.0f}"
         for place in (0, len(names) - 1)
     ]
     return {
@@ -162,7 +163,9 @@ def _strategies() -> Row:
         "undivided": "{:.4f} to {:.4f}".format(*everything["undivided"]),
         "timed": " and ".join(timed),
         "missing": ", ".join(
-            entry.kernel for entry in comparison_entries() if (entry.name, DEFAULT) not in found
+            entry.kernel
+            for entry in comparison_entries()
+            if any((entry.name, name) not in found for name in names)
         ),
         "new_kernels": len(PROJECTS),
         "names": names,
@@ -174,15 +177,29 @@ def _strategies() -> Row:
                 "first": r["method"],
                 "ratios": [found[r["kernel"], name]["deployed"] for name in names],
             }
-            for r in records
+            for r in paired
             if r["place"] == 0
         ],
+        "new_rows": [
+            {
+                **r,
+                "configurations": max(1, len(r["baseline"])),
+                "us": r["original_us"],
+                "low": (r["over_a"] or {}).get("low"),
+                "high": (r["over_a"] or {}).get("high"),
+            }
+            for r in sorted(new, key=lambda r: (r["instructions"] or "~", -r["deployed"]))
+        ],
+        "new_seconds": " or ".join(
+            f"{seconds:g}" for seconds in sorted({r["seconds_searched"] for r in new})
+        ),
         "unseen": [
             {
                 "kernels": title,
                 "number": len(rows),
                 "mean": geometric_mean(r["deployed"] for r in rows),
                 "best": max(r["deployed"] for r in rows),
+                "alike": sum(r["deployed"] == 1 for r in rows),
                 "slower": sum(r["deployed"] < 1 for r in rows),
             }
             for title, rows in groups.items()
