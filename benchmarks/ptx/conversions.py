@@ -4,8 +4,12 @@
 
 One kernel converts each of the 2**32 integers, signed and unsigned, both ways, and counts other
 results.  Then each kernel of users that has such conversions is compared, as its fastest
-configuration, with the same PTX in which only they are replaced (``conversions="f32"``), in a
-process of its own with a null.
+configuration, with the same PTX in which only they are replaced, in a process of its own with a
+null.
+
+Both ways round once: an f32 holds each integer up to 2**24 in magnitude, and f16 rounds all that
+lies beyond 65520 to infinity.  ptxas makes ``I2F.F16`` of the one, an instruction of the unit for
+special functions, and ``I2FP.F32.S32`` and a packed ``F2FP`` of the other.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import multiprocessing
+import re
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
@@ -34,13 +39,12 @@ from nostall.gpu import Kernel, LocalGpu, MeasurementPlan
 from nostall.gpu.driver import Cuda, KernelArguments
 from nostall.ptx.assemble.ptxas import run_ptxas
 from nostall.ptx.assemble.versions import find_assemblers
-from nostall.ptx.safety.validate import validate
-from nostall.ptx.schedule.state import PtxState
 from nostall.sass import validate as validate_cubin
-from nostall.tuning.assembler.job import prepare
+from nostall.tuning.assembler.commands import find_command
 from nostall.tuning.gpu_objective import decide
 
 KERNELS = ("int4_gemm", "zero_point_gemm")
+_DIRECT = re.compile(r"(?<=\t)cvt\.rn\.f16\.([su]32)\s+(%\w+),\s*(%\w+);")
 _BLOCKS, _THREADS = 4096, 256
 _EACH = 2**32 // (_BLOCKS * _THREADS)
 """Integers of one thread."""
@@ -85,16 +89,21 @@ def count_differences() -> int:
     return int(cuda.download(out, size).view(np.uint32).astype(np.int64).sum())
 
 
+def through_f32(ptx: str) -> tuple[str, int]:
+    """The PTX with the conversions made in two steps, and their number."""
+    return _DIRECT.subn(
+        r"{ .reg .f32 %via; cvt.rn.f32.\1 %via, \3; cvt.rn.f16.f32 \2, %via; }", ptx
+    )
+
+
 def measure(entry: Entry, compilers: ProcessPoolExecutor, timer: ProcessTimer) -> Row:
     """The fastest configuration of a kernel beside the same with other conversions."""
     built = list(compilers.map(try_build, repeat(entry), entry.options))
     baseline = fastest_build(built, timer)
     source = baseline.source
     assert source.ptx is not None and source.launch is not None
-    compiler, _, space = prepare(source)
-    text = space.text(PtxState(conversions="f32"))
-    proof = validate(source.ptx, text)
-    assert proof.accepted, proof.findings
+    compiler = find_command(source, find_assemblers())
+    text, replaced = through_f32(source.ptx)
     arguments = compiler.command.arguments()
     with tempfile.TemporaryDirectory() as folder:
         run = run_ptxas(compiler.assemblers[0], text, arguments, Path(folder))
@@ -105,7 +114,7 @@ def measure(entry: Entry, compilers: ProcessPoolExecutor, timer: ProcessTimer) -
     return {
         "kernel": entry.name,
         "project": PROJECTS.get(entry.kernel),
-        "conversions": text.count("cvt.rn.f16.f32 %rs") - source.ptx.count("cvt.rn.f16.f32 %rs"),
+        "conversions": replaced,
         "baseline": [dict(timed) for timed in baseline.timed],
         "over_a": comparison_record(decision),
         "gpu": about,

@@ -3,8 +3,8 @@
 A candidate is accepted if
 
 - its directives, declarations, labels and functions are the original's (:func:`compare_items`,
-  :mod:`.reading.blocks`), apart from kernel names, register budgets, cache hints, conversions of
-  integers to f16 through f32 and instructions for dependent launch (:mod:`.dependent_launch`);
+  :mod:`.reading.blocks`), apart from kernel names, register budgets, cache hints and instructions
+  for dependent launch (:mod:`.dependent_launch`);
 - each block has the original's instructions, and each of them reads the same values, memory and
   effects as there; at the end of the block all registers, dead ones too, memory and effects are
   equal (:mod:`.function_proof`).

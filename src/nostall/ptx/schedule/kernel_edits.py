@@ -1,4 +1,4 @@
-"""Edits of a module's text for the settings of one kernel, such as name and register budget."""
+"""Edits of a module's text for the settings of one kernel: its name, register budget and hints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from nostall.core.errors import BadInput
 from nostall.ptx.program.declarations import declarations
 from nostall.ptx.program.module import Function, Module
-from nostall.ptx.schedule.conversions import conversion_edits
 from nostall.ptx.schedule.edits import Edit
 from nostall.ptx.schedule.hints import allowed_hints, hint_edit
 from nostall.ptx.schedule.state import PtxState
@@ -31,8 +30,6 @@ def kernel_edits(module: Module, kernel: Function, state: PtxState) -> list[Edit
         edits.append(register_edit(kernel, state.max_registers))
     for index, hint in state.hints:
         edits.append(_hint_edit(kernel, index, hint))
-    if state.conversions:
-        edits += conversion_edits(kernel, module.text)
     return edits
 
 

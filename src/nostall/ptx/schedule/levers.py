@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from nostall.ptx.schedule.state import Conversions, DependentLaunch, PtxState
+from nostall.ptx.schedule.state import DependentLaunch, PtxState
 
-Lever = Literal[
-    "kernel_name", "max_registers", "options", "assembler", "dependent_launch", "conversions"
-]
+Lever = Literal["kernel_name", "max_registers", "options", "assembler", "dependent_launch"]
 """Field of :class:`PtxState` that is a setting of the whole kernel."""
 LEVERS: tuple[Lever, ...] = get_args(Lever)
 LeverValue = str | int | tuple[str, ...] | None
@@ -32,7 +30,6 @@ class Levers:
     """Cache hints of :mod:`nostall.ptx.schedule.hints`."""
     dependent_launch: tuple[DependentLaunch, ...] = ("",)
     """Those with a trigger only if every kernel launched as a dependent of this one waits."""
-    conversions: tuple[Conversions, ...] = ("",)
 
     def values(self) -> Iterator[tuple[Lever, LeverValue]]:
         """Each field of the state that is a setting of the whole kernel, with each value."""
@@ -41,7 +38,6 @@ class Levers:
         yield from (("options", options) for options in self.options)
         yield from (("assembler", version) for version in self.assemblers)
         yield from (("dependent_launch", value) for value in self.dependent_launch)
-        yield from (("conversions", value) for value in self.conversions)
 
 
 NO_LEVERS = Levers()

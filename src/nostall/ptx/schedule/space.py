@@ -27,7 +27,6 @@ from nostall.core.space import NO_TAGS, Space, Tags
 from nostall.ptx.program.blocks import Block, Unit
 from nostall.ptx.program.module import Function, Module
 from nostall.ptx.program.resources import MEMORY, Reference, Resource
-from nostall.ptx.schedule.conversions import convertible
 from nostall.ptx.schedule.dependent_launch import can_wait, dependent_launch_edits
 from nostall.ptx.schedule.edits import EditedText
 from nostall.ptx.schedule.hints import allowed_hints
@@ -434,8 +433,6 @@ def _allowed_levers(levers: Levers, module: Module, functions: tuple[Function, .
         levers = replace(levers, dependent_launch=("",))
     if not can_limit_registers(functions[0]):
         levers = replace(levers, max_registers=(None,))
-    if next(convertible(functions[0], module.text), None) is None:
-        levers = replace(levers, conversions=("",))
     return levers
 
 

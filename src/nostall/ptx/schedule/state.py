@@ -13,9 +13,6 @@ from nostall.core.validation import parse_json
 DependentLaunch = Literal["", "wait", "wait+trigger", "trigger+wait"]
 """Values of :mod:`nostall.ptx.schedule.dependent_launch`."""
 _DEPENDENT_LAUNCH: dict[str, DependentLaunch] = {v: v for v in get_args(DependentLaunch)}
-Conversions = Literal["", "f32"]
-"""Values of :mod:`nostall.ptx.schedule.conversions`."""
-_CONVERSIONS: dict[str, Conversions] = {v: v for v in get_args(Conversions)}
 Orders = tuple[tuple[int, ...], ...]
 """Per block, the original index of the unit at each position; () is the original order."""
 Hints = tuple[tuple[int, str], ...]
@@ -39,8 +36,6 @@ class PtxState:
     hints: Hints = ()
     dependent_launch: DependentLaunch = ""
     """Instructions for programmatic dependent launch that are inserted."""
-    conversions: Conversions = ""
-    """Whether conversions of integers to f16 go through f32."""
 
     def dump(self) -> str:
         """The state as one line of JSON."""
@@ -66,7 +61,6 @@ class PtxState:
                 assembler=str(fields["assembler"]),
                 hints=tuple((int(index), str(hint)) for index, hint in fields["hints"]),
                 dependent_launch=_DEPENDENT_LAUNCH[fields["dependent_launch"]],
-                conversions=_CONVERSIONS[fields.get("conversions", "")],
             )
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise BadRun(

@@ -28,7 +28,6 @@ def describe_levers(state: PtxState) -> list[str]:
         *([" ".join(state.options)] if state.options else []),
         *([f"ptxas {state.assembler}"] if state.assembler else []),
         *([f"{len(state.hints)} hints"] if state.hints else []),
-        *(["conversions to f16 through f32"] if state.conversions else []),
         *([f"dependent launch: {state.dependent_launch}"] if state.dependent_launch else []),
     ]
 

@@ -92,7 +92,6 @@ def make_levers(
         max_registers=(None, *register_budgets(registers, launch)),
         options=((), *OPTIONS),
         assemblers=("", *(a.version for a in assemblers[1:])),
-        conversions=("", "f32"),
     )
 
 

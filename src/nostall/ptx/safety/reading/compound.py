@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nostall.ptx.safety.reading import pseudo_registers as state
 from nostall.ptx.safety.reading.blocks import Block
 from nostall.ptx.safety.reading.instruction import Instruction
-from nostall.ptx.safety.reading.lexical import Unreadable, canonical
+from nostall.ptx.safety.reading.lexical import Unreadable
 from nostall.ptx.safety.reading.opcodes import Effect
 from nostall.ptx.safety.reading.scope import Registers, label_symbol
 
@@ -22,24 +22,6 @@ _JUMP = re.compile(
     r"(?:@\s*!?\s*[\w$%]+\s*)?(?P<opcode>bra|brx|ret|exit)\b(?:.*?(?P<target>[\w$%]+)\s*)?;$",
     re.DOTALL,
 )
-
-_THROUGH_F32 = re.compile(
-    r"\{\.reg \.f32 (?P<local>%[\w$]+);"
-    r"cvt\.rn\.f32\.(?P<type>[su]32) (?P=local),(?P<source>%[\w$]+);"
-    r"cvt\.rn\.f16\.f32 (?P<target>%[\w$]+),(?P=local);\}"
-)
-
-
-def direct_conversion(texts: Sequence[str]) -> str | None:
-    """The conversion of an integer to f16 that a compound statement makes through f32.
-
-    Both round once: f32 holds each integer up to 2**24 in magnitude, and f16 rounds all that lies
-    beyond 65520 to infinity.  The benchmark ``ptx.conversions`` compares all integers on a GPU.
-    """
-    found = _THROUGH_F32.fullmatch(canonical("".join(texts)))
-    if found is None or found["local"] in (found["source"], found["target"]):
-        return None
-    return f"cvt.rn.f16.{found['type']} {found['target']}, {found['source']};"
 
 
 def is_closed(kinds: Sequence[str], texts: Sequence[str]) -> bool:

@@ -14,14 +14,7 @@ from nostall.ptx.safety.reading.blocks import (
     jump_targets,
     place_other,
 )
-from nostall.ptx.safety.reading.compound import (
-    Compound,
-    combine,
-    direct_conversion,
-    exact_key,
-    is_closed,
-    signature,
-)
+from nostall.ptx.safety.reading.compound import Compound, combine, exact_key, is_closed, signature
 from nostall.ptx.safety.reading.declarations import Declared, declared_names, is_declaration
 from nostall.ptx.safety.reading.instruction import FOREIGN, Instruction, Numbers, decode
 from nostall.ptx.safety.reading.lexical import Body, ModuleItem, Unreadable, normalise
@@ -153,12 +146,9 @@ class FunctionReader:
         known = self._known_compounds.get(key)
         if known is not None:
             return known
-        offset = part.body.offsets[start]
-        if self._is_equal is not None and (direct := direct_conversion(texts)):
-            return self._instruction(direct, offset, scope, "")
         if not is_closed(part.body.kinds[start : end + 1], texts):
             return None
-        inner_scope = scope.open_compound()
+        inner_scope, offset = scope.open_compound(), part.body.offsets[start]
         placed = self._place(part._replace(start=start + 1, end=end), inner_scope)
         targets = jump_targets(placed)
         blocks = cut_blocks(placed, targets, offset)
