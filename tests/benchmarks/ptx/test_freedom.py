@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.ptx.conversions import through_f32
-from benchmarks.ptx.freedom import count, summary
+from benchmarks.ptx.changes.conversions import through_f32
+from benchmarks.ptx.changes.freedom import count, summary
 
 from nostall.ptx.program.module import parse
 from tests.corpus.ptx_catalogue import ptx_texts
