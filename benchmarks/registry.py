@@ -111,6 +111,12 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("ptx.regression_times", "GPU",
          "How much time do kernels lose to a newer ptxas, and how much is recovered?",
          "regression_times.json.gz", "assembler.md"),
+    _row("ptx.freedom", "CPU",
+         "Which pairs of instructions of a loop may be exchanged, and what pins the others?",
+         "freedom.json", "assembler.md", module="ptx.changes.freedom"),
+    _row("ptx.conversions", "GPU",
+         "What are conversions of integers to f16 through f32 worth, and are they exact?",
+         "conversions.json", "assembler.md", module="ptx.changes.conversions"),
     _row("ptx.assembler_suite", "GPU", "What does searching the input of ptxas gain?",
          "assembler_suite.json assembler_filling.json unseen_suite.json assembler_peers.json "
          "assembler_low_budgets.json assembler_ablation.json assembler_long.json",

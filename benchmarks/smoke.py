@@ -57,6 +57,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
         "--kernels", "gemm_leakyrelu-512x512x2048@mma", "--baseline", BASELINE, "--no-versions",
         "--winners", str(ROOT / "ptx" / "results" / "assembler_suite.json"), "--budget-s", "60",
     ),
+    "ptx.conversions": (),
     "ptx.regression_times": (
         "--kernels", "topk-*1 warps*", "--seconds", "5", "--survey-s", "30", "--budget-s", "60",
     ),

@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render
 from benchmarks.kernels.new_projects.entries import PROJECTS
+from benchmarks.ptx.regression_times import SLOWER, lost, shown
 from benchmarks.ptx.search_comparison import comparison_entries, mean_rows, present_strategies
 
 Row = Mapping[str, Any]
@@ -20,6 +21,8 @@ TRANSFER = results("ptx") / "transfer.json"
 STALLS = results("ptx") / "stall_reasons.json"
 REGRESSIONS = results("ptx") / "regressions.json.gz"
 TIMES = results("ptx") / "regression_times.json.gz"
+FREEDOM = results("ptx") / "freedom.json"
+CONVERSIONS = results("ptx") / "conversions.json"
 COMPARISON = results("ptx") / "search_comparison.json"
 DEFAULT = "random"
 """The strategy of ``--strategy assembler``, by its name in the comparison."""
@@ -70,6 +73,8 @@ def sections(
         "strategies": _strategies(),
         "regressions": _regressions(),
         "times": _regression_times(),
+        "freedom": _freedom(),
+        "conversions": _conversions(),
         "transfer": _transfer(load(TRANSFER)["kernels"]),
         "stalls": {
             "file": STALLS,
@@ -124,8 +129,8 @@ def _peers(file: Path, records: Sequence[Row]) -> Row:
         ]  # fmt: skip
         means = [None if None in column else geometric_mean(column)
                  for column in zip(*ratios, strict=True)]  # fmt: skip
-        for kernel, shown in zip([*kernels, "geometric mean"], [*ratios, means], strict=True):
-            rows.append({"kernel": kernel, "seed": seed, "ratios": shown})
+        for kernel, cells in zip([*kernels, "geometric mean"], [*ratios, means], strict=True):
+            rows.append({"kernel": kernel, "seed": seed, "ratios": cells})
         ours = max(found[kernel, "assembler"]["search"]["search_s"] for kernel in kernels)
         others = [row["search"]["seconds"] for (_, m), row in found.items() if m == "spike"]
         beside = f", random orders {max(others):.0f} s" if others else ""
@@ -141,6 +146,7 @@ def _strategies() -> Row:
     found = {(r["kernel"], r["method"]): r for r in records}
     means = list(mean_rows(records))
     everything = next(m for m in means if m["kernels"] == "all")
+    paired = [r for r in records if all((r["kernel"], name) in found for name in names)]
     new = [r for r in records if r["method"] == DEFAULT and r["unseen"]]
     groups = {
         "all": new,
@@ -150,7 +156,7 @@ def _strategies() -> Row:
         "without both": [r for r in new if r["instructions"] is None],
     }
     timed = [
-        f"{median(r['counts'].get('timed', 0) for r in records if r['place'] == place):.0f}"
+        f"{median(r['counts'].get('timed', 0) for r in paired if r['place'] == place):.0f}"
         for place in (0, len(names) - 1)
     ]
     return {
@@ -162,7 +168,9 @@ def _strategies() -> Row:
         "undivided": "{:.4f} to {:.4f}".format(*everything["undivided"]),
         "timed": " and ".join(timed),
         "missing": ", ".join(
-            entry.kernel for entry in comparison_entries() if (entry.name, DEFAULT) not in found
+            entry.kernel
+            for entry in comparison_entries()
+            if any((entry.name, name) not in found for name in names)
         ),
         "new_kernels": len(PROJECTS),
         "names": names,
@@ -174,15 +182,29 @@ def _strategies() -> Row:
                 "first": r["method"],
                 "ratios": [found[r["kernel"], name]["deployed"] for name in names],
             }
-            for r in records
+            for r in paired
             if r["place"] == 0
         ],
+        "new_rows": [
+            {
+                **r,
+                "configurations": max(1, len(r["baseline"])),
+                "us": r["original_us"],
+                "low": (r["over_a"] or {}).get("low"),
+                "high": (r["over_a"] or {}).get("high"),
+            }
+            for r in sorted(new, key=lambda r: (r["instructions"] or "~", -r["deployed"]))
+        ],
+        "new_seconds": " or ".join(
+            f"{seconds:g}" for seconds in sorted({r["seconds_searched"] for r in new})
+        ),
         "unseen": [
             {
                 "kernels": title,
                 "number": len(rows),
                 "mean": geometric_mean(r["deployed"] for r in rows),
                 "best": max(r["deployed"] for r in rows),
+                "alike": sum(r["deployed"] == 1 for r in rows),
                 "slower": sum(r["deployed"] < 1 for r in rows),
             }
             for title, rows in groups.items()
@@ -257,24 +279,20 @@ def _regression_times() -> Row:
     compared = [
         {
             "kernel": name,
-            "losses": "; ".join(
-                f"{loss['name']} {loss['older']:g} → {loss['newer']:g}"
-                for loss in row["static"]["losses"]
-            ),
+            "version": row["screened"]["older"],
+            "causes": "; ".join(row["static"]["causes"][:2]),
             **row["measured"],
             "beside": (row["measured"].get("beside_older") or {}).get("ratio"),
         }
         for name, row in sorted(searched, key=lambda pair: -pair[1]["measured"]["older"]["ratio"])
     ]
-    # Files of the former benchmark have the GPU of each row, and those of this one of each search.
-    places = (row.get("gpu") or row.get("measured", {}).get("gpu") for row in rows.values())
-    cards = {place["gpu"] for place in places if place}
+    slower = [name for name, row in searched if (shown(row) or 0.0) >= SLOWER]
+    cards = {row["measured"]["gpu"]["gpu"] for _, row in searched}
     return {
         **found["summary"],
         "file": TIMES,
         "gpus": " and ".join(sorted(cards)),
-        "versions": " and ".join(found["ptxas"]),
-        "selected": found.get("selected", "makes worse by a static property"),
+        "newest": found["newest"],
         "seconds_each": found["command"].partition("--seconds ")[2].split()[0],
         "least": min(ratios),
         "most": max(ratios),
@@ -282,12 +300,25 @@ def _regression_times() -> Row:
         "alike": sum(0.98 <= ratio < 1.02 for ratio in ratios),
         "longer": sum(ratio >= 1.02 for ratio in ratios),
         "rows": compared,
-        "not_launchable": ", ".join(
-            f"{name} ({reason})"
-            for name, reason in found.get("not_launchable", found.get("not_timed", {})).items()
-            if reason.startswith(("compiled for", "its launch"))
-        ),
+        "slower_kernels": len({name.split()[0] for name in slower}),
+        "open": sum(lost(row) >= SLOWER and shown(row) is None for row in rows.values()),
     }
+
+
+def _freedom() -> Row:
+    """Free pairs of loop bodies, by kind of kernel."""
+    found = load(FREEDOM)
+    rows = {
+        name: {**row, "shares": [row[pin] for pin in found["pins"]]}
+        for name, row in found["summary"].items()
+    }
+    return {"file": FREEDOM, "pins": found["pins"], "rows": rows}
+
+
+def _conversions() -> Row:
+    """An exact change of conversions, measured on the kernels that have them."""
+    found = load(CONVERSIONS)
+    return {**found, "file": CONVERSIONS, "kernels": len(found["rows"])}
 
 
 def _changes(before: Mapping[str, float], after: Mapping[str, float]) -> str:

@@ -3,17 +3,19 @@
     python -m benchmarks run ptx.regression_times --ptxas FOLDER --survey-s 90 --seconds 8 \\
         --budget-s 230 --out benchmarks/ptx/results/regression_times.json.gz
 
-FOLDER holds ``VERSION/bin/ptxas``, as for ``ptx.regressions``; the oldest and the newest version
-are compared, and without the option those that are installed.  The kernels are those of
-``ptx.regressions`` for sm_90.
+FOLDER holds ``VERSION/bin/ptxas``, as for ``ptx.regressions``; each older version is compared with
+the newest one, and without the option those that are installed.  The kernels are those of
+``ptx.regressions`` for sm_90.  ``--prepare CASES`` only compiles them, without a GPU, into the
+folder CASES; with ``--cases CASES`` a run on a GPU needs the newest version alone.
 
-All CPU cores compile them with both versions.  Each kernel whose machine code differs is timed as
-the older version makes it beside the binary of the newer one, in a few interleaved samples
-(``screened``); ``static`` has what got worse without a measurement.  ``not_timed`` has the others,
-with the reason.  Where the newer one takes more time by ``--least``, ``nostall regress --objective
-gpu`` then measures both anew, with a null (``measured.older``), and searches the input of the newer
-version; what it finds is also compared with the older binary itself (``beside_older``).  The order
-is that of the time that was lost.  A second run with the same versions goes on.
+All CPU cores compile them with all versions.  Each kernel whose machine code differs is timed as
+the older versions make it beside the binary of the newest one, in a few interleaved samples
+(``screened``); the fastest older version is the baseline.  ``not_timed`` has the others, with the
+reason.  Where the newest one takes more time by ``--least``, ``static`` has what got worse by
+static properties, and ``nostall regress --objective gpu`` measures both anew, with a null
+(``measured.older``), and searches the input of the newest version; what it finds is also compared
+with the older binary itself (``beside_older``).  The order is that of the time that was lost.  A
+second run with the same versions goes on.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import pickle
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -33,18 +37,21 @@ from typing import Any
 
 from benchmarks.harness.comparison import comparison_record
 from benchmarks.harness.result_file import load, save
-from benchmarks.ptx.regressions import Job, jobs
+from benchmarks.ptx.regressions import Job, jobs, machine_code
 from benchmarks.sass.build_comparison import BuildTimer, ProcessTimer
 from nostall.core.errors import NostallError
 from nostall.gpu import Kernel, LocalGpu
+from nostall.ptx.assemble.command import Command
 from nostall.ptx.assemble.pool import worker_count
 from nostall.ptx.assemble.versions import Assembler, find_assemblers, version_numbers
-from nostall.sass.binary.code_hash import code_sha256
 from nostall.sass.binary.cubin import Cubin
+from nostall.tuning.assembler.commands import find_command
+from nostall.tuning.assembler.job import Setup
 from nostall.tuning.gpu_objective import decide
-from nostall.tuning.regress.job import Case, compare, newer_binary, older_by_ptxas
+from nostall.tuning.regress.job import Binary, Case, assemble_with, compare
 from nostall.tuning.regress.losses import RECOVERED
-from nostall.tuning.regress.measured import measure
+from nostall.tuning.regress.measured import measure, open_search
+from nostall.tuning.regress.properties import read_properties
 from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 
@@ -52,9 +59,11 @@ SM = 90
 SLOWER = 0.05
 """Part of the older binary's time from which on a kernel counts as slower."""
 SELECTED = "assembles to other machine code"
-"""What the newer version does with the kernels that are timed."""
+"""What the newest version does with the kernels that are timed."""
 _OVERHEAD = 18.0
 """Seconds of a search beyond its own, at most, as far as is known."""
+_WRITTEN = 25
+"""Kernels after whose first samples the file is written."""
 _SCREEN_ROUNDS = 12
 """First samples of each binary."""
 _COMPARED = {"rounds": 100, "checks": 4}
@@ -63,13 +72,37 @@ _COMPARED = {"rounds": 100, "checks": 4}
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Builds:
+    """A kernel as several versions of ptxas make it."""
+
+    source: Source
+    """Its cubin is that of the newest version."""
+    command: Command
+    older: Mapping[str, bytes]
+    """Cubins by version, in the order of the versions; each with machine code of its own."""
+
+    def case(self, version: str, newest: Assembler) -> Case:
+        """The comparison of the newest version with an older one."""
+        cubins = {newest.version: self.source.cubin, version: self.older[version]}
+        newer, older = (
+            Binary(f"ptxas {v}", c, read_properties(c, self.source.kernel, self.source.launch), a)
+            for (v, c), a in zip(cubins.items(), (newest, None), strict=True)
+        )
+        return Case(self.source, self.command, older, newer)
+
+
+Surveyed = tuple[str, Builds | str]
+"""A kernel's name, and its builds, or why it is not timed."""
+
+
 def survey(
-    wanted: Sequence[Job], older: Assembler, newer: Assembler, workers: int, until: float
-) -> Iterator[tuple[str, Case | str]]:
-    """The kernels with both binaries, or why they are not timed, in the order of their ends."""
+    wanted: Sequence[Job], olders: Sequence[Assembler], newer: Assembler, workers: int, until: float
+) -> Iterator[Surveyed]:
+    """The kernels with all binaries, or why they are not timed, in the order of their ends."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        names = {pool.submit(try_case, job, older, newer): job[0] for job in wanted}
+        names = {pool.submit(try_builds, job, olders, newer): job[0] for job in wanted}
         try:
             for future in as_completed(names, timeout=max(0.0, until - monotonic())):
                 yield names[future], future.result()
@@ -78,45 +111,77 @@ def survey(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def try_case(job: Job, older: Assembler, newer: Assembler) -> Case | str:
-    """The kernel as both versions make it, or why it is not timed; runs in a worker."""
+def prepared(folder: Path, until: float) -> Iterator[Surveyed]:
+    """The kernels of a folder that ``--prepare`` wrote."""
+    for path in sorted(folder.glob("*.pickle")):
+        if monotonic() > until:
+            print(f"{path.stem} and later files: no time left")
+            return
+        yield pickle.loads(path.read_bytes())
+
+
+def prepare(folder: Path, found: Iterable[Surveyed]) -> None:
+    """Write a file for each kernel."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (name, builds) in enumerate(found, len(list(folder.iterdir()))):
+        Path(folder, f"{number:04}.pickle").write_bytes(pickle.dumps((name, builds)))
+        print(f"{name}: {builds if isinstance(builds, str) else [*builds.older]}", flush=True)
+
+
+def try_builds(job: Job, olders: Sequence[Assembler], newer: Assembler) -> Builds | str:
+    """The kernel as all versions make it, or why it is not timed; runs in a worker."""
     try:
         source = job[1]()
         if (sm := Cubin.parse(source.cubin).sm) != SM:
             return f"compiled for sm_{sm}"
         if source.launch is None:
             return "its launch is not known"
-        plain = replace(source, provenance=dict(source.provenance))  # can be pickled
-        case = make_case(plain, older, newer)
+        builds = make_builds(source, olders, newer)
     except NostallError as error:  # too much shared memory, or no such instruction
         return " ".join(str(error).split())[:200]
-    same = code_sha256(case.older.cubin) == code_sha256(case.newer.cubin)
-    return "same code" if same else case
+    return builds if builds.older else "same code"
 
 
-def make_case(source: Source, older: Assembler, newer: Assembler) -> Case:
-    """The kernel as both versions make it."""
-    command, binary = newer_binary(source, newer)
-    return Case(source, command, older_by_ptxas(source, command, older, binary), binary)
+def make_builds(source: Source, olders: Sequence[Assembler], newer: Assembler) -> Builds:
+    """The kernel as the versions make it, without code that a newer one makes as well."""
+    ptx, command = source.ptx, find_command(source, [newer]).command
+    assert ptx is not None
+    newest = assemble_with(ptx, command, newer, newer).run.cubin
+    known, older = {machine_code(newest)}, {}
+    for assembler in reversed(olders):
+        cubin = assemble_with(ptx, command, assembler, newer).run.cubin
+        if (code := machine_code(cubin)) not in known:
+            known.add(code)
+            older[assembler.version] = cubin
+    plain = dict(source.provenance)  # can be pickled
+    return Builds(replace(source, cubin=newest, provenance=plain), command, older)
 
 
-def screen(case: Case, times: BuildTimer) -> Row:
-    """The static losses of a kernel, and the time of the newer binary over the older one's."""
+def screen(builds: Builds, times: BuildTimer) -> Row:
+    """The time of the newest binary over the fastest older one's, in a few samples."""
+    source = builds.source
+    cubins = (source.cubin, *builds.older.values())
+    newer, *older = times([replace(source, cubin=c) for c in cubins], _SCREEN_ROUNDS)
+    if texts := [value for value in (newer, *older) if isinstance(value, str)]:
+        return {"failure": texts[0]}
+    assert isinstance(newer, float)
+    us = dict(zip(builds.older, older, strict=True))
+    fastest = min(us, key=lambda version: us[version])
+    times_us = {"newest": newer, **us}
+    return {"screened": {"ratio": newer / us[fastest], "older": fastest, "us": times_us}}
+
+
+def static_losses(case: Case) -> Row:
+    """What got worse without a measurement."""
     report = compare(case, None).to_json()
-    static = {name: report[name] for name in ("kernel", "answer", "losses", "causes")}
-    builds = [replace(case.source, cubin=b.cubin) for b in (case.newer, case.older)]
-    newer, older = times(builds, _SCREEN_ROUNDS)
-    if isinstance(newer, str) or isinstance(older, str):
-        return {"static": static, "failure": str(newer if isinstance(newer, str) else older)}
-    us = {"newer": newer, "older": older}
-    return {"static": static, "screened": {"ratio": newer / older, "us": us}}
+    return {name: report[name] for name in ("kernel", "answer", "losses", "causes")}
 
 
-def search(case: Case, settings: Settings) -> Row:
+def search(case: Case, settings: Settings, setup: Setup | None = None) -> Row:
     """What ``nostall regress --objective gpu`` measures and finds, also beside the older binary."""
     began = monotonic()
     with _open(case, case.newer.cubin, settings) as gpu:
-        measured = measure(case, settings, gpu)
+        measured = measure(case, settings, gpu, setup)
         about = dict(gpu.info)
     row: Row = {**measured.to_json(), "gpu": about, "seconds": round(monotonic() - began, 1)}
     found = measured.found
@@ -140,6 +205,28 @@ def _open(case: Case, cubin: bytes, settings: Settings) -> LocalGpu:
     launch = case.source.launch
     assert launch is not None
     return LocalGpu(Kernel(cubin, case.source.kernel, launch), settings.measurement_plan)
+
+
+def opened_ahead(cases: Iterator[Case]) -> Iterator[tuple[Case, Setup]]:
+    """Each case with its workers; those of the next one start during a search."""
+
+    def start(case: Case, stack: ExitStack) -> tuple[Case, Setup, ExitStack]:
+        setup = stack.enter_context(open_search(case))
+        return case, setup, stack
+
+    with ExitStack() as all_stacks, ThreadPoolExecutor(1) as thread:
+
+        def submit() -> Future[tuple[Case, Setup, ExitStack]] | None:
+            case = next(cases, None)
+            stack = all_stacks.enter_context(ExitStack())
+            return None if case is None else thread.submit(start, case, stack)
+
+        following = submit()
+        while following is not None:
+            case, setup, stack = following.result()
+            following = submit()
+            yield case, setup
+            stack.close()
 
 
 def lost(row: Row) -> float:
@@ -190,6 +277,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ptxas", type=Path, help="folder of VERSION/bin/ptxas; default: the installed versions"
     )
+    parser.add_argument("--prepare", type=Path, help="only compile the kernels into this folder")
+    parser.add_argument("--cases", type=Path, help="folder that --prepare wrote")
     parser.add_argument("--kernels", nargs="*", default=["*"], help="only these (patterns)")
     parser.add_argument("--configurations", type=int, default=4, help="of each kernel of the suite")
     parser.add_argument("--survey-s", type=float, default=90.0, help="end of the first samples")
@@ -204,16 +293,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Time all kernels briefly, then compare and search those that lost most."""
     began = monotonic()
-    given = options.ptxas.glob("*/bin/ptxas") if options.ptxas is not None else ()
+    given = options.ptxas.absolute().glob("*/bin/ptxas") if options.ptxas is not None else ()
     installed = [Assembler.of(path) for path in given] or find_assemblers()
     found = sorted(installed, key=lambda a: version_numbers(a.version))
-    older, newer = found[0], found[-1]
-    versions = [older.version, newer.version]
+    *olders, newer = found
+    end, workers = began + options.survey_s, options.workers or worker_count()
+    if options.prepare is not None:
+        wanted = selected(newer, options)
+        prepare(options.prepare, survey(wanted, olders, newer, workers, end))
+        return 0
     done: Row = load(options.out) if options.out.is_file() else {}
-    is_same = done.get("ptxas") == versions
+    is_same = done.get("newest") == newer.version
     rows: dict[str, Row] = done.get("rows", {}) if is_same else {}
     not_timed: dict[str, str] = done.get("not_timed", {}) if is_same else {}
-    cases: dict[str, Case] = {}
+    slower: dict[str, Builds] = {}
 
     def store(name: str, work: Callable[[], Row], key: str = "") -> None:
         try:
@@ -222,21 +315,28 @@ def main(options: argparse.Namespace) -> int:
             row = {"failure": str(error)[:300]}
         rows[name] = {**rows[name], key: row} if key else row
         print(line(name, rows[name]), flush=True)
-        about = {"summary": summary(rows), "ptxas": versions, "selected": SELECTED}
-        about |= {"not_timed": not_timed}
-        save(options.out, kind="measured", **about, rows=rows)
 
-    wanted = [job for job in selected(newer, options) if is_wanted(job[0], rows, not_timed)]
-    end = began + options.survey_s
+    def write() -> None:
+        about = {"summary": summary(rows), "newest": newer.version, "selected": SELECTED}
+        save(options.out, kind="measured", **about, not_timed=not_timed, rows=rows)
+
+    if options.cases is not None:
+        surveyed = prepared(options.cases, end)
+    else:
+        wanted = [job for job in selected(newer, options) if is_wanted(job[0], rows, not_timed)]
+        surveyed = survey(wanted, olders, newer, workers, end)
     with ProcessTimer() as timer:
-        workers = options.workers or worker_count()
-        for name, case in survey(wanted, older, newer, workers, end):
-            if isinstance(case, str):
-                not_timed[name] = case
-                continue
-            cases[name] = case
-            if name not in rows:
-                store(name, partial(screen, case, timer))
+        for name, builds in surveyed:
+            if isinstance(builds, str):
+                not_timed[name] = builds
+            elif is_wanted(name, rows, not_timed):
+                if name not in rows:
+                    store(name, partial(screen, builds, timer))
+                if lost(rows[name]) >= options.least:
+                    slower[name] = builds
+                if len(rows) % _WRITTEN == 0:
+                    write()
+    write()
     settings = Settings(
         "assembler",
         seconds=options.seconds,
@@ -245,12 +345,15 @@ def main(options: argparse.Namespace) -> int:
         rounds=_COMPARED["rounds"],
         checks=_COMPARED["checks"],
     )
-    slower = [n for n in cases if lost(rows[n]) >= options.least and shown(rows[n]) is None]
-    for name in sorted(slower, key=lambda name: -lost(rows[name])):
+    order = sorted(slower, key=lambda name: -lost(rows[name]))
+    cases = (slower[name].case(rows[name]["screened"]["older"], newer) for name in order)
+    for name, (case, setup) in zip(order, opened_ahead(cases), strict=True):
         if monotonic() + (options.seconds or 0.0) + _OVERHEAD > began + options.budget_s:
             print(f"{name}: no time left")
             break
-        store(name, partial(search, cases[name], settings), "measured")
+        rows[name]["static"] = static_losses(case)
+        store(name, partial(search, case, settings, setup), "measured")
+        write()
     print(json.dumps(summary(rows)))
     return 0
 

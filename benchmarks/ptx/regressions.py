@@ -24,7 +24,7 @@ import itertools
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -37,7 +37,7 @@ from tests.corpus.triton_kernels import ENTRIES
 
 from benchmarks.harness.result_file import load, save
 from benchmarks.kernels.new_projects.entries import new_project_entries
-from benchmarks.kernels.suite import build, entries
+from benchmarks.kernels.suite import Entry, build, entries
 from benchmarks.kernels.unseen import unseen_entries
 from nostall.core import Budget
 from nostall.core.errors import NostallError
@@ -56,8 +56,24 @@ ROOT = Path(__file__).resolve().parents[2]
 CAPABILITIES = (80, 90, 100, 120)
 MORE_CODE = 1.05
 _OPTIONS_OF_THE_SUITE = 4
-_HEAD_DIMENSIONS = (256, 512)
-"""Further head dimensions of the decode attention of users' code."""
+_WIDER: Mapping[str, tuple[int, tuple[int, ...]]] = {
+    "paged_decode": (3, (256, 512)),
+    "attention_dkdv": (2, (128, 256)),
+    "attention_dq": (2, (128, 256)),
+    "flash_attention": (3, (128, 256)),
+    "fused_attention": (3, (128, 256)),
+    "silu_attention": (2, (128,)),
+    "int8_attention": (2, (128,)),
+    "pair_bias_attention": (2, (64, 128)),
+    "token_attention": (2, (256,)),
+    "selected_attention": (2, (64, 256)),
+    "retention": (2, (64, 256)),
+    "mlstm_state": (2, (64, 256)),
+    "lightning_attention": (2, (64, 256)),
+    "selective_scan": (3, (32, 64)),
+    "merge_attention": (2, (128, 256)),
+}
+"""Further problems: kernel -> (position in the problem, values), such as head dimensions."""
 
 Row = dict[str, Any]
 
@@ -80,15 +96,30 @@ def jobs(newest: Assembler, configurations: int = _OPTIONS_OF_THE_SUITE) -> Iter
             arguments = (ROOT / entry.path, entry.launch, None, f"sm_{capability}")
             compile_ = partial(compile_triton, *arguments, options=entry.options)
             yield entry.name(capability), compile_
-    decode = next(entry for entry in unseen_entries() if entry.kernel == "paged_decode")
-    wide = [(*decode.problem[:3], d, *decode.problem[4:]) for d in _HEAD_DIMENSIONS]
-    decodes = [replace(decode, problem=problem) for problem in wide]
-    for entry in (*entries(), *unseen_entries(), *decodes, *new_project_entries()):
+    known = (*entries(), *unseen_entries(), *new_project_entries())
+    for entry in (*known, *wider_entries(known)):
         step = max(1, len(entry.options) // configurations) if entry.size else 1
         for options in entry.options[::step]:
             tile = "x".join(map(str, options.tile or ()))
             name = f"{entry.name} {tile} {options.num_warps} warps {options.num_stages} stages"
             yield name, partial(build, entry, options)
+
+
+def wider_entries(known: Sequence[Entry]) -> Iterator[Entry]:
+    """Entries with problems that ``known`` does not have: more registers for each thread."""
+    problems = {(entry.name, entry.problem) for entry in known}
+    for entry in known:
+        place, values = _WIDER.get(entry.kernel, (0, ()))
+        for value in values:
+            wide = replace(entry, problem=replace_at(entry.problem, place, value))
+            if (key := (wide.name, wide.problem)) not in problems:
+                problems.add(key)
+                yield wide
+
+
+def replace_at(problem: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+    """The problem with another value at ``place``."""
+    return (*problem[:place], value, *problem[place + 1 :])
 
 
 def _load(text: str, kernel: str, newest: Assembler) -> Source:
@@ -115,7 +146,7 @@ def assemble(source: Source, assemblers: Sequence[Assembler]) -> list[Row]:
         cubin, resources = run.cubin, run.resources
         rows.append(
             {
-                "code": _code(cubin),
+                "code": machine_code(cubin),
                 "registers": resources.registers,
                 "spill_bytes": resources.spill_bytes,
                 "words": sum(text.size for text in Cubin.parse(cubin).texts) // 16,
@@ -130,7 +161,7 @@ def _run(ptx: str, command: Command, assembler: Assembler) -> PtxasRun:
         return run_ptxas(assembler, ptx, command.arguments(), Path(folder))
 
 
-def _code(cubin: bytes) -> str:
+def machine_code(cubin: bytes) -> str:
     """Hash of the machine code."""
     texts = Cubin.parse(cubin).texts
     code = b"".join(cubin[text.file_offset :][: text.size] for text in texts)

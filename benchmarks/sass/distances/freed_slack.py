@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.result_file import save
-from benchmarks.sass.gpu_walks.walks import kernel_names, lower_stalls, open_space
+from benchmarks.sass.gpu_walks.walks import kernel_names, open_space
 from nostall.sass.safety.identity import rules_digest
 from nostall.sass.schedule import ScheduleSpace
+from nostall.sass.schedule.tight import lower_stalls
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nostall.core.space import NO_TAGS
 from nostall.sass import Program
 from nostall.sass.schedule import Schedule, ScheduleSpace
-from nostall.sass.schedule.moves import SetStall
+from nostall.sass.schedule.tight import lower_stalls
 
 CORPUS = Path(__file__).resolve().parents[3] / ".cache" / "corpus" / "triton-3.6.0"
 
@@ -91,24 +90,8 @@ def walk(space: ScheduleSpace, task: Task) -> Iterator[tuple[Schedule, str]]:
         state, length = after, int(after.stall.sum())
         yield state, str(move)
     if task.tighten:
-        yield from lower_stalls(space, state, rng.permutation(len(space.function.instructions)))
-
-
-def lower_stalls(
-    space: ScheduleSpace, state: Schedule, order: np.ndarray[Any, Any]
-) -> Iterator[tuple[Schedule, str]]:
-    """Lower the stall of each instruction, in ``order``, to the least that is legal.
-
-    The distances between instructions then are those of the latency table.
-    """
-    for index in order.tolist():
-        for cycles in range(1, int(state.stall[index])):
-            move = SetStall(index, cycles, NO_TAGS)
-            after = space.apply_if_legal(state, move)
-            if after is not None:
-                state = after
-                yield state, str(move)
-                break
+        order = rng.permutation(len(space.function.instructions)).astype(np.int32)
+        yield from lower_stalls(space, state, order)
 
 
 def walk_to_end(space: ScheduleSpace, task: Task) -> WalkEnd:

@@ -41,6 +41,7 @@ from nostall.sass.safety import verify
 from nostall.sass.safety.identity import rules_digest
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.ablation import ablate
+from nostall.tuning.distance_check import are_measured, check_distances
 from nostall.tuning.gpu_objective import Decision, GpuObjective, decide, race_states
 from nostall.tuning.nominal_work import SIP, nominal_flops, strategy_name
 from nostall.tuning.records.recipe_file import DependentResult, RecipeFile
@@ -230,7 +231,12 @@ class _TuningJob:
     def search(
         self, search: Search, observers: Sequence[Observer], resume: bool
     ) -> SearchResult[Schedule]:
-        """Run the search, from the last checkpoint if ``resume``."""
+        """Run the search, from the last checkpoint if ``resume``.
+
+        Raises :class:`UnsupportedArchitecture` if the distances of the latency table do not hold.
+        """
+        if self.device is not None and not are_measured(self.source.cubin):
+            check_distances(self.space, self.device)
         checkpoint = (
             load_checkpoint(self.run, self.measured, self._verify_state) if resume else None
         )

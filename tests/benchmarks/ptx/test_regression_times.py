@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.ptx.regression_times import is_wanted, lost, summary, try_case
+from benchmarks.ptx.regression_times import Builds, is_wanted, lost, summary, try_builds
 from benchmarks.sass.build_comparison import ProcessTimer
 
 from benchmarks.ptx import regression_times
@@ -57,7 +57,13 @@ def measured(
         def __call__(self, sources: Sequence[Source], rounds: int) -> list[float | str]:
             return [10.0 * (part if s.cubin == case.older.cubin else 1.0) for s in sources]
 
-    found = [("other", "its launch is not known"), ("pressure", case)]
+    assert case.command is not None
+    plain = dict(case.source.provenance)
+    source = replace(case.source, cubin=case.newer.cubin, provenance=plain)
+    builds = Builds(source, case.command, {"0.1": case.older.cubin})
+    found = [("other", "its launch is not known"), ("pressure", builds)]
+    if "prepare" in options:  # through the files of the first half
+        regression_times.prepare(options.pop("prepare"), found)
     run_inline(monkeypatch)
     monkeypatch.setattr(regression_times, "_open", open_device)
     monkeypatch.setattr(regression_times, "survey", lambda *_: iter(found))
@@ -66,6 +72,8 @@ def measured(
     if not (link := tmp_path / "1" / "bin" / "ptxas").exists():
         link.symlink_to(NEWEST.path)
     given = {
+        "prepare": None,
+        "cases": None,
         "ptxas": tmp_path,
         "configurations": 1,
         "survey_s": 100.0,
@@ -112,6 +120,7 @@ def test_without_a_loss_nothing_is_searched(
     assert document["summary"]["slower"] == document["summary"]["compared"] == 0
 
 
+@pytest.mark.slow
 def test_a_second_run_searches_what_the_first_had_no_time_for(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,12 +138,27 @@ def test_a_second_run_searches_what_the_first_had_no_time_for(
 def test_only_launches_of_this_gpu_with_other_code_are_timed(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tried(source: Source, made: Case = case) -> Case | str:
-        monkeypatch.setattr(regression_times, "make_case", lambda *_: made)
-        return try_case(("a", lambda: source), NEWEST, NEWEST)
+    def tried(source: Source, older: dict[str, bytes]) -> Builds | str:
+        assert case.command is not None
+        made = Builds(source, case.command, older)
+        monkeypatch.setattr(regression_times, "make_builds", lambda *_: made)
+        return try_builds(("a", lambda: source), [NEWEST], NEWEST)
 
-    assert tried(case.source) == "compiled for sm_80"
+    older = {"0.1": case.older.cubin}
+    assert tried(case.source, older) == "compiled for sm_80"
     monkeypatch.setattr(regression_times, "SM", 80)
-    assert tried(case.source) is case
-    assert tried(replace(case.source, launch=None)) == "its launch is not known"
-    assert tried(case.source, replace(case, older=case.newer)) == "same code"
+    assert isinstance(tried(case.source, older), Builds)
+    assert tried(replace(case.source, launch=None), older) == "its launch is not known"
+    assert tried(case.source, {}) == "same code"
+
+
+def test_builds_of_another_machine_are_timed(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = tmp_path / "cases"
+    document = measured(case, 0.8, tmp_path, monkeypatch, prepare=files, cases=files, least=0.5)
+    row = document["rows"]["pressure"]
+    assert row["screened"] == {
+        "ratio": pytest.approx(1.25), "older": "0.1", "us": {"newest": 10.0, "0.1": 8.0}
+    }  # fmt: skip
+    assert document["not_timed"] and document["summary"]["compared"] == 0

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from nostall.core import Run, Tolerance
+from nostall.core.errors import UnsupportedArchitecture
+from nostall.gpu import Outcome
+from nostall.gpu.device import Status
 from nostall.gpu.sanitizer import SanitizerReport
+from nostall.sass import Program
+from nostall.sass.safety import verify
+from nostall.sass.schedule import ScheduleSpace
+from nostall.sass.schedule.tight import tight_schedule
 from nostall.search import Anneal, make
 from nostall.store import Store
-from nostall.tuning import job
+from nostall.tuning import distance_check, job
+from nostall.tuning.distance_check import are_measured, check_distances
 from nostall.tuning.job import TuningResult, tune
 from nostall.tuning.records.store_records import record_result
 from nostall.tuning.settings import Settings
-from tests.unit.tuning.fake_device import SETTINGS, FakeDevice, load_example
+from tests.unit.tuning.fake_device import NVCC, SETTINGS, FakeDevice, load_example
 
 
 def tune_example(
@@ -97,3 +106,32 @@ def test_sip_needs_no_count_of_operations() -> None:
     assert first.verdict.safe
     device = FakeDevice(0.9, 0.8, source.cubin)
     assert tune(memory_bound, make("sip"), SETTINGS, device=device).improved
+
+
+def test_distances_that_were_not_measured_are_checked_before_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU on which the table's distances give other outputs times no candidate."""
+    original = (NVCC / "dot_product.sm_80.cubin").read_bytes()
+    source = replace(load_example(), cubin=original)
+    assert are_measured(load_example().cubin) and not are_measured(original)
+    device = FakeDevice(0.9, 0.8, original)
+    program = Program.from_cubin(original)
+    space = ScheduleSpace(program, program.kernel("dot_product"))
+    tight = tight_schedule(space, 20, 1)
+    assert int(tight.stall.sum()) < int(space.start().stall.sum())
+    assert verify(original, space.impose(tight).to_cubin()).safe
+    seen: list[bytes] = []
+
+    def evaluate(cubin: bytes, status: Status = "timed") -> Outcome:
+        seen.append(cubin)
+        return Outcome(status, detail="7 words differ")
+
+    device.evaluate = evaluate  # type: ignore[method-assign]
+    monkeypatch.setattr(distance_check, "WALKS", (0, 30))
+    assert check_distances(space, device) == len(seen) > 1
+    seen.clear()
+    device.evaluate = partial(evaluate, status="wrong")  # type: ignore[method-assign]
+    with pytest.raises(UnsupportedArchitecture, match=r"sm_80 permits: wrong on none .7 words"):
+        tune(source, Anneal(), SETTINGS, device=device)
+    assert len(seen) == 1

@@ -17,6 +17,8 @@ def assembler_lines(assembler: Mapping[str, Any]) -> Iterator[str]:
         yield f"before:   {_resources(assembler['original'])}"
         yield f"after:    {_resources(winner)}"
     yield f"searched: {count_text(assembler['counts'])}"
+    if refused := assembler.get("native_refused"):
+        yield f"native:   {refused}"
     idle = assembler.get("idle_share")
     if idle is not None:
         yield f"GPU idle: {idle:.1%} of the search, with {assembler['workers']} build processes"

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from nostall.core import BadInput, Budget, LaunchSpec, Observer, Run, Search, SearchResult
-from nostall.core.errors import ContractBroken
+from nostall.core.errors import ContractBroken, UnsupportedArchitecture
 from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.ptx.assemble.builder import Builder, BuildSpec
 from nostall.ptx.assemble.pool import BuildPool
@@ -36,6 +36,7 @@ from nostall.tuning.assembler.proof import make_check
 from nostall.tuning.assembler.recipes.recipe import Recipe, make_recipe
 from nostall.tuning.assembler.recipes.reverify import kernel_verdict
 from nostall.tuning.assembler.space import AssemblerSpace, make_space
+from nostall.tuning.distance_check import are_measured, check_distances
 from nostall.tuning.gpu_objective import GpuObjective, decide, race_states
 from nostall.tuning.job import TuningResult, run_sanitizer
 from nostall.tuning.nominal_work import SIP, nominal_flops, strategy_name
@@ -272,6 +273,8 @@ class AssemblerJob:
         self.setup, self.settings, self.device, self.run = setup, settings, device, run
         self._ranked: list[PtxState] = []
         """The finalists after the race, best first."""
+        self.native_refused = ""
+        """Why native instructions are not moved; "" if they are."""
         self.idle_share = 0.0
         """Part of the search in which the device measured nothing."""
         launch = setup.source.launch
@@ -287,6 +290,7 @@ class AssemblerJob:
         self, search: Search, observers: Sequence[Observer], resume: bool
     ) -> tuple[TuningResult, Winner | None]:
         """All stages up to the decision."""
+        self._check_native()
         found = self._search(search, observers, resume)
         ranked = self._ranked = race_states(self.objective, self._safe_states(found)[:_FINALISTS])
         winner = None
@@ -296,6 +300,19 @@ class AssemblerJob:
             if found.stopped != "interrupted":
                 winner = self._improve_order(winner)
         return self._decide(found, winner), winner
+
+    def _check_native(self) -> None:
+        """Leave native instructions where they are if the latency table does not hold here."""
+        source = self.setup.source
+        if self.settings.anneal_share <= 0 or are_measured(source.cubin):
+            return
+        program = Program.from_cubin(source.cubin)
+        try:
+            space = ScheduleSpace(program, program.kernel(source.kernel))
+            check_distances(space, self.device)
+        except UnsupportedArchitecture as error:
+            self.native_refused = str(error)
+            self.settings = replace(self.settings, anneal_share=0.0)
 
     def _safe_states(self, found: SearchResult[PtxState]) -> list[PtxState]:
         """The finalists that pass the verifier of machine code, best first.
@@ -363,6 +380,7 @@ class AssemblerJob:
             "reproduces": setup.compiler.reproduces,
             "workers": setup.pool.workers,
             "idle_share": self.idle_share,
+            "native_refused": self.native_refused,
             "counts": dict(objective.outcome_counts),
             "codes": dict(objective.codes),
             "original": {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nostall.core import BadInput
 from nostall.gpu import Device
-from nostall.tuning.assembler.job import open_setup, tune_assembler
+from nostall.tuning.assembler.job import Setup, open_setup, tune_assembler
 from nostall.tuning.gpu_objective import Decision, decide
 from nostall.tuning.job import TuningResult
 from nostall.tuning.records.result_records import comparison_record
@@ -48,10 +49,11 @@ class Measured:
         }
 
 
-def measure(case: Case, settings: Settings, device: Device) -> Measured:
+def measure(case: Case, settings: Settings, device: Device, setup: Setup | None = None) -> Measured:
     """Compare the binaries on ``device``; if time was lost, search as ``nostall tune`` does.
 
-    ``device`` was opened for the newer binary.  Raises :class:`BadInput` if the older binary
+    ``device`` was opened for the newer binary.  ``setup``: of the search, from
+    :func:`open_search`, if it is open already.  Raises :class:`BadInput` if the older binary
     cannot be measured.
     """
     older = decide(device, case.older.cubin, settings.rounds, settings.checks, settings.seed)
@@ -63,7 +65,12 @@ def measure(case: Case, settings: Settings, device: Device) -> Measured:
         )
     if not older.faster or case.command is None or case.newer.assembler is None:
         return Measured(older)
-    source = replace(case.source, cubin=case.newer.cubin)
-    with open_setup(source, [case.newer.assembler]) as setup:
+    with nullcontext(setup) if setup is not None else open_search(case) as opened:
         search = make_strategy(settings.strategy)
-        return Measured(older, tune_assembler(setup, search, settings, device))
+        return Measured(older, tune_assembler(opened, search, settings, device))
+
+
+def open_search(case: Case) -> AbstractContextManager[Setup]:
+    """Start the workers of the search of a case whose newer binary a ptxas made."""
+    assert case.newer.assembler is not None
+    return open_setup(replace(case.source, cubin=case.newer.cubin), [case.newer.assembler])
