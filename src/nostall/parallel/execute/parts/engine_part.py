@@ -28,6 +28,7 @@ from nostall.parallel.module.compilation import failure
 from nostall.parallel.module.effects import random_operators
 from nostall.parallel.module.job import Job
 from nostall.parallel.module.precision import coarsest, computed_dtypes
+from nostall.parallel.module.wrapping import wrapped_blocks
 from nostall.parallel.sharding.capture.joint import JointGraph, trace_step
 from nostall.parallel.sharding.engine_file import EngineFile
 from nostall.parallel.sharding.placements import Placements
@@ -35,7 +36,6 @@ from nostall.parallel.slices import OwnSamples, split_evenly
 
 _TRACED_SAMPLES = 2
 _UNKNOWN = "operators of a module that cannot be traced"
-_UNCHECKED = "captured steps of this engine were not checked on GPUs yet"
 
 
 class EnginePart(Noted):
@@ -69,7 +69,6 @@ class EnginePart(Noted):
         self._compiled: list[torch.nn.Module] = []
         self._loss: Any = job.loss
         if self._is_tensor_parallel:
-            self.no_graph = _UNCHECKED
             self._cut(module, device, policy)
         elif plan.engine == "ddp":
             _check_policy(plan, policy)
@@ -80,7 +79,7 @@ class EnginePart(Noted):
             if has_unused:
                 self.no_graph = "DDP asks all ranks in each step which parameters have gradients"
         else:
-            self.no_graph = _UNCHECKED
+            self.is_lost_by_failed_capture = True
             if plan.reshard_after_forward:
                 self.no_graph = "FSDP2 frees and gathers parameters in each step"
             self._shard(module, device, policy)
@@ -124,9 +123,10 @@ class EnginePart(Noted):
         return self._counted_loss(loss.detach())
 
     def compile(self) -> None:
-        """The whole module, or each group of FSDP2 alone; and the loss."""
+        """The whole module, or each block of FSDP2 and of tensor parallelism; and the loss."""
         parts = dict(self.job.module.named_modules())
-        self._compiled = [parts[name] for name in self.plan.wrap] or [self.job.module]
+        blocks = wrapped_blocks(self.job.module) if self._is_tensor_parallel else self.plan.wrap
+        self._compiled = [parts[name] for name in blocks] or [self.job.module]
         for part in self._compiled:
             part.compile()
         self._loss = torch.compile(self.job.loss)
@@ -204,8 +204,7 @@ class EnginePart(Noted):
         self._call = None
         gc.collect()  # the nodes live as long as the former DDP, which refers to itself
         with torch.cuda.stream(stream):
-            # Without views, as captured steps were checked on GPUs.
-            self._call = _ddp(self.job.module, has_unused, as_views=False)
+            self._call = _ddp(self.job.module, has_unused)
 
     def _cut(
         self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None
@@ -242,12 +241,10 @@ class EnginePart(Noted):
             )
 
 
-def _ddp(
-    module: torch.nn.Module, has_unused: bool, *, as_views: bool = True
-) -> DistributedDataParallel:
+def _ddp(module: torch.nn.Module, has_unused: bool) -> DistributedDataParallel:
     """DDP; gradients that are views of its buckets save a copy of each."""
     return DistributedDataParallel(
-        module, find_unused_parameters=has_unused, gradient_as_bucket_view=as_views
+        module, find_unused_parameters=has_unused, gradient_as_bucket_view=True
     )
 
 

@@ -75,6 +75,10 @@ class Part(Protocol):
     """Why the steps cannot be CUDA graphs; empty if they may be."""
     overwrites_gradients: bool
     """Whether a step with ``reduce`` overwrites the memory of gradients of earlier steps."""
+    is_lost_by_failed_capture: bool
+    """Whether no step can run after a capture that failed."""
+    computation_dtype: torch.dtype
+    """The type with the coarsest numbers that a step computes with."""
 
     def note(self, text: str) -> None:
         """Add to the notes, once."""
@@ -133,7 +137,7 @@ class Noted:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.no_graph = ""
-        self.overwrites_gradients = False
+        self.overwrites_gradients = self.is_lost_by_failed_capture = False
 
     def note(self, text: str) -> None:
         """See :class:`Part`."""

@@ -31,6 +31,12 @@ from tests.unit.parallel.execute.trainer.models import (  # noqa: E402
 )
 from tests.unit.parallel.execute.trainer.ranks import adamw  # noqa: E402
 
+
+def kept_whole(job: Any) -> Any:
+    """FSDP2 that frees gathered parameters after the backward pass."""
+    return replace(engine(job, "fsdp2", 1), reshard_after_forward=False)
+
+
 PLANS: dict[str, Callable[[Any], Any]] = {
     "sharding": lambda job: sharding(job, "data-parallel", 1),
     "one stage": lambda job: pipeline(job, (0,)),
@@ -70,9 +76,20 @@ def one_process() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+class StaleGraph(Graph):
+    """Reads the weights of the capture."""
+
+    def __call__(self) -> Any:
+        return self.loss
+
+
 @contextmanager
 def captured(
-    monkeypatch: pytest.MonkeyPatch, plan: Any, wait: str = "", failure: str = ""
+    monkeypatch: pytest.MonkeyPatch,
+    plan: Any,
+    wait: str = "",
+    failure: str = "",
+    graph: type[Graph] = Graph,
 ) -> Iterator[Trainer]:
     """A trainer whose capture uses the stand-in."""
     trainer = build(plan(chain()), chain(), adamw)
@@ -82,7 +99,7 @@ def captured(
         def capture(action: Callable[[], Any], **_: Any) -> Graph:
             if failure:
                 raise CaptureFailed(failure)
-            return Graph(trainer, action)
+            return graph(trainer, action)
 
     def wait_in(action: Callable[[], Any]) -> str:
         action()
@@ -173,6 +190,29 @@ def test_a_capture_that_fails_trains_by_launches(
         assert not trainer._steps.is_captured
 
 
+def test_a_replay_that_differs_from_a_launched_step_is_refused(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with captured(monkeypatch, PLANS["sharding"], graph=StaleGraph) as trainer:
+        reference = Single(chain(), adamw)
+        trainer.forward_backward(batch(0))
+        reference.forward_backward(batch(0))
+        check(trainer, reference)
+        (note,) = trainer.notes
+        assert "a replay differs from a launched step: the loss is " in note
+        assert not trainer._steps.is_captured
+
+
+def test_fsdp2_does_not_go_on_after_a_capture_that_failed(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        captured(monkeypatch, kept_whole, failure="no kernel") as trainer,
+        pytest.raises(BadInput, match="fsdp2: no kernel; leave --capture out"),
+    ):
+        trainer.forward_backward(batch(0))
+
+
 def test_what_cannot_be_captured_is_named(
     one_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,10 +220,9 @@ def test_what_cannot_be_captured_is_named(
     assert unused.no_graph == "DDP asks all ranks in each step which parameters have gradients"
     sharded = build(engine(chain(), "fsdp2", 1), chain(), adamw)._part
     assert sharded.no_graph == "FSDP2 frees and gathers parameters in each step"
-    kept = replace(engine(chain(), "fsdp2", 1), reshard_after_forward=False)
-    assert "not checked on GPUs" in build(kept, chain(), adamw)._part.no_graph
+    assert build(kept_whole(chain()), chain(), adamw)._part.no_graph == ""
     cut = engine(language(), "tp", 1)
-    assert "not checked on GPUs" in build(cut, language(), adamw)._part.no_graph
+    assert build(cut, language(), adamw)._part.no_graph == ""
     trainer = build(pipeline(chain(), (0,)), chain(), adamw)
     part, gpu = trainer._part, torch.device("cuda")
     refusal = captured_steps._refusal
