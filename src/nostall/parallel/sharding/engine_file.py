@@ -1,5 +1,5 @@
 """Files of plans that one of PyTorch's own engines runs, as JSON: DDP, FSDP2 with its wrapping, or
-tensor parallelism with the styles of linear layers.
+tensor parallelism with the styles of layers.
 
 The predicted time is that of the sharding plan that places the tensors as the engine does.
 """
@@ -26,8 +26,9 @@ TorchEngine = Literal["ddp", "fsdp2", "tp"]
 RULES_OF: Mapping[TorchEngine, str] = {"ddp": "data-parallel", "fsdp2": "fsdp", "tp": "megatron"}
 """The rule of shardings that places tensors as an engine does.  The one of ``tp`` also shards
 embeddings and heads, which the engine leaves whole."""
-Style = Literal["colwise", "rowwise"]
-"""Whether the outputs of a linear layer are cut over the ranks, or its inputs."""
+Style = Literal["colwise", "rowwise", "words", "classes"]
+"""What is cut over the ranks: outputs of a linear layer, its inputs, rows of an embedding, or
+outputs of a head whose loss takes cut logits."""
 
 
 class _OptionsRecord(StrictRecord):
@@ -77,7 +78,7 @@ class EngineFile:
     is_compiled: bool = False
     """Whether each group, or the whole module, is compiled by ``torch.compile``."""
     styles: Mapping[str, Style] = field(default_factory=dict[str, Style])
-    """Linear layers that tensor parallelism cuts; all else is whole on each rank."""
+    """Layers that tensor parallelism cuts; all else is whole on each rank."""
 
 
 def engine_document(

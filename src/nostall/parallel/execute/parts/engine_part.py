@@ -23,7 +23,7 @@ from nostall.parallel.execute.parts.part import (
     RankMesh,
     TrainingModes,
 )
-from nostall.parallel.execute.parts.tensor_parallel import parallelize
+from nostall.parallel.execute.parts.tensor_parallel import loss_context, parallelize
 from nostall.parallel.module.compilation import failure
 from nostall.parallel.module.effects import random_operators
 from nostall.parallel.module.job import Job
@@ -68,6 +68,7 @@ class EnginePart(Noted):
         self._kept = KeptGradients()
         self._compiled: list[torch.nn.Module] = []
         self._loss: Any = job.loss
+        self._are_logits_cut = False
         if self._is_tensor_parallel:
             self._cut(module, device, policy)
         elif plan.engine == "ddp":
@@ -115,7 +116,10 @@ class EnginePart(Noted):
         # The engines of parts of a batch average over ranks, and gradients of parts are summed.
         factor = 1 if self._is_tensor_parallel else dist.get_world_size()
         # DDP decides in the forward pass whether the backward pass reduces.
-        with nullcontext() if reduce or not is_ddp else self._call.no_sync():
+        with (
+            nullcontext() if reduce or not is_ddp else self._call.no_sync(),
+            loss_context(self._are_logits_cut),
+        ):
             loss = self._forward(inputs, targets) * self._weight(samples)
             (loss * (scale * factor)).backward()
         if not (is_fsdp2 or reduce):
@@ -129,7 +133,8 @@ class EnginePart(Noted):
         self._compiled = [parts[name] for name in blocks] or [self.job.module]
         for part in self._compiled:
             part.compile()
-        self._loss = torch.compile(self.job.loss)
+        if not self._are_logits_cut:
+            self._loss = torch.compile(self.job.loss)
 
     def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
         try:
@@ -164,7 +169,11 @@ class EnginePart(Noted):
         self, inputs: Any, targets: Any, samples: int, *, is_training: bool
     ) -> torch.Tensor:
         call = self.job.module if self.plan.engine == "ddp" else self._call
-        with torch.no_grad(), self._modes.set(is_training=is_training):
+        with (
+            torch.no_grad(),
+            self._modes.set(is_training=is_training),
+            loss_context(self._are_logits_cut),
+        ):
             loss = self._counted_loss(self._run(inputs, targets, call) * self._weight(samples))
         # Without a backward pass, FSDP2 may keep what it gathered beyond a step of the optimiser.
         for part in self.job.module.modules():
@@ -189,7 +198,7 @@ class EnginePart(Noted):
 
     def _counted_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """The rank's part of the loss; with tensor parallelism, rank 0 has all of it."""
-        loss = loss.double()
+        loss = (loss.full_tensor() if isinstance(loss, DTensor) else loss).double()
         is_counted = not self._is_tensor_parallel or dist.get_rank() == 0
         return loss if is_counted else torch.zeros_like(loss)
 
@@ -218,7 +227,9 @@ class EnginePart(Noted):
                 "with ddp"
             )
         module.to(device)
-        parallelize(self.job, self.plan.styles, device)
+        self._are_logits_cut = parallelize(self.job, self.plan.styles, device)
+        if "classes" in self.plan.styles.values() and not self._are_logits_cut:
+            self.note("the head is whole: the loss takes no logits that are cut by classes")
 
     def _shard(
         self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None
