@@ -150,7 +150,7 @@ def _gpu_operator(target: Any, node: Node, device: torch.device) -> Any:
     """The operator that a GPU runs in the place of one that was traced for a CPU."""
     if target in CUDNN_OPERATORS and device.type == "cuda" and node.kwargs.get("attn_mask") is None:
         first = 0 if CUDNN_OPERATORS[target] is _cudnn else 1
-        query, key = (own.meta["val"] for own in node.args[first : first + 2])  # type: ignore[union-attr]
+        query, key = (own.meta["val"] for own in node.args[first : first + 2])
         options = (*node.args, node.kwargs.get("is_causal", False))
         is_causal = any(own is True for own in options)
         sizes = (query.shape[2], key.shape[2], query.shape[3])
@@ -172,7 +172,7 @@ def _takes_cudnn(
     )
     with torch.enable_grad():
         found = torch._fused_sdp_choice(query, key, key, None, 0.0, is_causal)
-    return found == int(SDPBackend.CUDNN_ATTENTION)
+    return bool(found == int(SDPBackend.CUDNN_ATTENTION))
 
 
 Shape = tuple[int, ...]
