@@ -15,7 +15,9 @@ import typer
 from nostall.cli.options.given_options import GivenContext, refuse_options
 from nostall.cli.planning.engines import (
     ENGINE_PLANNERS,
+    candidates_beside_pipelines,
     engine_candidates,
+    list_candidates,
     plan_engine,
     show_engine,
 )
@@ -193,6 +195,10 @@ def plan_sharding_command(
         reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
         refuse_options(context, ("mesh", "seconds", "export", "picture"), reason)
         show_hybrid(_hybrid_request(request), out_file, format, quiet=quiet)
+        if out_file is not None:
+            own = _hybrid_request(request)
+            beside = (own.module, own.cluster, own.samples, own.state_factor, own.rates)
+            list_candidates(out_file, candidates_beside_pipelines(*beside))
         return
     pipelines = None
     if request.mesh or export or picture:
@@ -203,6 +209,10 @@ def plan_sharding_command(
         left = max((1 - SHARDING_SHARE) * total, started + total - planning_clock())
         offer = _pipelines(request, plans, quiet, left)
         if offer.shown_if_faster(plans, out_file, format):
+            if out_file is not None:
+                state = request.state_factor
+                candidates = engine_candidates(plans, request.module, request.samples, state)
+                list_candidates(out_file, candidates)
             if failure is not None and format is not Format.JSON:
                 out.print(f"the whole batch at once: {failure}")
             return

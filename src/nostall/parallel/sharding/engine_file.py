@@ -23,9 +23,13 @@ VERSION_KEY = "nostall_engine_plan"
 CANDIDATES = "candidates"
 """Key of a sharding plan's file with documents of the engines' plans of the same step."""
 TorchEngine = Literal["ddp", "fsdp2", "tp"]
-RULES_OF: Mapping[TorchEngine, str] = {"ddp": "data-parallel", "fsdp2": "fsdp", "tp": "megatron"}
-"""The rule of shardings that places tensors as an engine does.  The one of ``tp`` also shards
-embeddings and heads, which the engine leaves whole."""
+RULES_OF: Mapping[TorchEngine, str] = {
+    "ddp": "data-parallel",
+    "fsdp2": "fsdp",
+    "tp": "tensor-parallel",
+}
+"""The rule of shardings that places tensors as an engine does.  The one of ``tp`` exchanges logits
+for the loss, where the engine exchanges their maxima and sums."""
 Style = Literal["colwise", "rowwise", "words", "classes"]
 """What is cut over the ranks: outputs of a linear layer, its inputs, rows of an embedding, or
 outputs of a head whose loss takes cut logits."""
@@ -49,6 +53,7 @@ class _FileRecord(StrictRecord):
     planner: str
     kind: Literal["modelled"]
     predicted_step_s: float = Field(ge=0, allow_inf_nan=False)
+    predicted_update_s: float = Field(0.0, ge=0, allow_inf_nan=False)
     predicted_speedup: float = Field(ge=0, allow_inf_nan=False)
     peak_memory_bytes: float = Field(ge=0, allow_inf_nan=False)
     module: str
@@ -102,6 +107,7 @@ def engine_document(
         "planner": engine,
         "kind": "modelled",
         "predicted_step_s": plan.step_s,
+        "predicted_update_s": plan.update_s(state_factor),
         "predicted_speedup": plan.one_gpu_s / plan.step_s,
         "peak_memory_bytes": plan.memory.peak,
         VERSION_KEY: 1,

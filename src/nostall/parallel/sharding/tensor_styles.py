@@ -7,10 +7,9 @@ import re
 import torch
 
 from nostall.parallel.sharding.engine_file import Style
-from nostall.parallel.sharding.planners.rules import megatron_dim
+from nostall.parallel.sharding.planners.rules import HEADS, megatron_dim
 
 _EMBEDDINGS = r"(^|\.)(embed_tokens|wte|word_embeddings)$"
-_HEADS = r"(^|\.)(lm_head|output_layer)$"
 
 
 def tensor_styles(module: torch.nn.Module, ranks: int) -> dict[str, Style]:
@@ -36,7 +35,7 @@ def tensor_styles(module: torch.nn.Module, ranks: int) -> dict[str, Style]:
     for name, part in module.named_modules():
         if type(part) is torch.nn.Embedding and re.search(_EMBEDDINGS, name):
             style: Style = "words"
-        elif type(part) is torch.nn.Linear and re.search(_HEADS, name):
+        elif type(part) is torch.nn.Linear and re.search(HEADS, name):
             style = "classes"
         else:
             continue

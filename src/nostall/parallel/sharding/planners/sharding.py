@@ -103,6 +103,12 @@ class ShardingPlan:
         """Whether the plan is the fastest under the cost model, among those of the bound."""
         return self.bound_s > 0 and self.step_s <= self.bound_s * (1 + _PROVEN)
 
+    def update_s(self, state_factor: float) -> float:
+        """Modelled seconds in which the optimiser reads its state and writes it, without the
+        gradients; ``state_factor`` is that of the memory."""
+        parameters = self.memory.state / state_factor
+        return (2 * state_factor - 1) * parameters / self.prices.rates.memory
+
     def renamed(self, name: str) -> ShardingPlan:
         """The same plan under the name of another planner."""
         return replace(self, name=name)
