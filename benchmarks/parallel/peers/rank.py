@@ -111,13 +111,13 @@ def main() -> None:
         Path(options["out"]), options["steps"], options["rounds"],
     )  # fmt: skip
     torch._dynamo.config.recompile_limit = 64  # arms share functions, and each has its own guards
-    session.expected = _reference(session)
+    session.expected = reference(session)
     session.say("losses of one process")
     for stage in (_first_stage(session), _second_stage(session)):
         for make, compiles, modes in stage:
             if session.left() > ROUNDS_S + compiles * COMPILE_S:
-                _set_up(session, make, compiles, modes)
-        _rounds(session)
+                set_up(session, make, compiles, modes)
+        rounds(session)
     session.save()
     session.say("done")
     dist.barrier()
@@ -148,11 +148,12 @@ def _first_stage(session: Session) -> Stage:
         (peer(Ddp), True, (COMPILED, BOTH, BOUND)),
         (plan, False, (LAUNCHED, CAPTURED)),
         (plan, True, (BOTH,)),
-        (peer(TensorParallel), False, (LAUNCHED,)),
-        (peer(Fsdp2), False, (LAUNCHED,)),
-        (peer(Fsdp2), True, (COMPILED,)),
+        (peer(Fsdp2), True, (COMPILED, BOTH)),
+        *((engine(name), True, (BOTH,)) for name in ("fsdp2", "ddp")),
         (peer(TensorParallel), True, (COMPILED, BOTH)),
-        *((engine(name), True, (BOTH,)) for name in ("ddp", "tp")),
+        (engine("tp"), True, (BOTH,)),
+        (peer(Fsdp2), False, (LAUNCHED,)),
+        (peer(TensorParallel), False, (LAUNCHED,)),
     ]
 
 
@@ -169,7 +170,7 @@ def _second_stage(session: Session) -> Stage:
     ]
 
 
-def _reference(session: Session) -> list[float]:
+def reference(session: Session) -> list[float]:
     job = fresh_job(session.model, session.device)
     optimizer, losses = adamw(job.module.parameters()), []
     for _ in range(2 * CHECKED):
@@ -185,7 +186,7 @@ def _reference(session: Session) -> list[float]:
     return losses
 
 
-def _set_up(
+def set_up(
     session: Session, make: Callable[[], Arms], compiles: bool, modes: tuple[str, ...]
 ) -> None:
     """Add the runners of one copy of the model; an error becomes a record."""
@@ -242,7 +243,7 @@ def _loss_error(losses: list[float], expected: list[float]) -> float:
     return max(abs(a / b - 1) for a, b in zip(losses, expected, strict=False))
 
 
-def _rounds(session: Session) -> None:
+def rounds(session: Session) -> None:
     """Time a block of steps of each arm in each round, in another order; the first arm twice."""
     if not session.runners:
         return
