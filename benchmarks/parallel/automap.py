@@ -58,7 +58,7 @@ def main(options: argparse.Namespace) -> None:
         folder = options.plans or Path(name)
         for model in options.models:
             if not (folder / model / "done").exists():
-                _call("plan", model, folder, options, NOSTALL_PLANNED="1", CUDA_VISIBLE_DEVICES="")
+                _call("plan", model, folder, options, CUDA_VISIBLE_DEVICES="")
         if options.plan_only:
             return
         found = {}
