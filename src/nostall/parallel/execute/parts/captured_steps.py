@@ -75,7 +75,8 @@ class CapturedSteps:
         is_whole, self._has_kept = reduce and not self._has_kept, not reduce
         if not self._refusal and self._fits(inputs, targets, samples, is_whole=is_whole):
             if self._graph is None:
-                self._capture(inputs, targets)
+                with self._same_buffers():
+                    self._capture(inputs, targets)
             if self._graph is not None:
                 return self._replay(inputs, targets, scale)
         return self._part.step(inputs, targets, samples, scale=scale, reduce=reduce)
@@ -155,6 +156,15 @@ class CapturedSteps:
             self._graph.close()
             self._graph = None
             self._refuse(difference or "a replay on another rank differs from a launched step")
+
+    @contextmanager
+    def _same_buffers(self) -> Iterator[None]:
+        """Undo what the passes before the first replay do to running means and the like."""
+        before = [buffer.clone() for buffer in self._part.changed_buffers()]
+        yield
+        with torch.no_grad():
+            for buffer, value in zip(self._part.changed_buffers(), before, strict=True):
+                buffer.copy_(value)
 
     @contextmanager
     def _other_weights(self) -> Iterator[None]:

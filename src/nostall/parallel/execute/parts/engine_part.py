@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -214,6 +214,9 @@ class EnginePart(Noted):
         gc.collect()  # the nodes live as long as the former DDP, which refers to itself
         with torch.cuda.stream(stream):
             self._call = _ddp(self.job.module, has_unused)
+
+    def changed_buffers(self) -> Sequence[torch.Tensor]:
+        return list(self.job.module.buffers())
 
     def _cut(
         self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None

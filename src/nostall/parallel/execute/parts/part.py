@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -88,6 +88,10 @@ class Part(Protocol):
         """Get ready for a capture on a CUDA stream; a collective call."""
         ...
 
+    def changed_buffers(self) -> Sequence[torch.Tensor]:
+        """Buffers that a step may change, such as running means."""
+        ...
+
     def compile(self) -> None:
         """Compile by Inductor what a rank computes between its collectives, from the next step."""
         ...
@@ -146,6 +150,10 @@ class Noted:
 
     def prepare_capture(self, stream: Any) -> None:
         """See :class:`Part`; most parts need nothing."""
+
+    def changed_buffers(self) -> Sequence[torch.Tensor]:
+        """See :class:`Part`; traced steps change none."""
+        return ()
 
 
 class KeptGradients:

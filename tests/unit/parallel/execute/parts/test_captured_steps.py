@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -90,9 +91,10 @@ def captured(
     wait: str = "",
     failure: str = "",
     graph: type[Graph] = Graph,
+    job: Any = None,
 ) -> Iterator[Trainer]:
     """A trainer whose capture uses the stand-in."""
-    trainer = build(plan(chain()), chain(), adamw)
+    trainer = build(plan(job or chain()), job or chain(), adamw)
 
     class Capture:
         @staticmethod
@@ -201,6 +203,49 @@ def test_a_replay_that_differs_from_a_launched_step_is_refused(
         (note,) = trainer.notes
         assert "a replay differs from a launched step: the loss is " in note
         assert not trainer._steps.is_captured
+
+
+class Counted(torch.nn.Linear):
+    """Counts its calls, as a running mean does."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_buffers_change_once_a_step(one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passes of the capture leave no trace."""
+    own = replace(chain(), module=Counted())
+    with captured(monkeypatch, PLANS["ddp"], job=own) as trainer:
+        start = float(own.module.calls)
+        for first in (0, 8):
+            trainer.forward_backward(batch(first))
+        assert trainer._steps.is_captured and float(own.module.calls) == start + 2
+
+
+def test_numbers_of_python_are_not_captured(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace sees a constant in their place, and a replay the one of the capture."""
+    with captured(
+        monkeypatch, PLANS["ddp"], graph=StaleGraph, job=replace(chain(), module=Drawn())
+    ) as trainer:
+        trainer.forward_backward(batch(0))
+        assert "a replay differs from a launched step" in trainer.notes[0]
+
+
+class Drawn(torch.nn.Linear):
+    """A factor that Python draws."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * (1 + random.random())
 
 
 def test_fsdp2_does_not_go_on_after_a_capture_that_failed(
