@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", choices=list(SAMPLES), default=list(SAMPLES))
     parser.add_argument("--seconds", type=float, default=110.0, help="limit of a model")
     parser.add_argument("--planning-seconds", type=float, default=20.0, help="limit of one plan")
-    parser.add_argument("--rounds", type=int, default=6, help="blocks of each arm, twice")
+    parser.add_argument("--rounds", type=int, default=10, help="blocks of each arm")
     parser.add_argument("--steps", type=int, default=4, help="steps of a block")
     parser.add_argument("--out", type=Path, required=True)
 
