@@ -427,7 +427,11 @@ def device_rates(hardware: Hardware) -> DeviceRates:
         if precision in _ELEMENT_TYPES
     }
     return DeviceRates(
-        hardware.name, flops, hardware.memory * memory.share, max(compute.overhead, memory.overhead)
+        hardware.name,
+        flops,
+        hardware.memory * memory.share,
+        max(compute.overhead, memory.overhead),
+        contention=hardware.contention,
     )
 
 
