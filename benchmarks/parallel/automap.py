@@ -1,11 +1,11 @@
-"""Plans of Auto-MAP's three explorers beside the integer program's, captured, on GPUs of a host.
+"""Plans of Auto-MAP's three explorers beside the integer program's, on GPUs of a host.
 
     python -m benchmarks run parallel.automap --gpus 2 --out OUT.json
     python -m benchmarks run parallel.automap --device cpu --tiny --out OUT.json
 
 Plans are made on the CPU first; with ``--plans FOLDER`` they stay there, and a later call uses
-them.  Blocks of steps of all plans of a model take turns, compiled by nobody, as CUDA graphs on
-GPUs; a step has AdamW.  Losses are compared with those of a single process.
+them.  Blocks of steps of all plans of a model take turns, launched and, without pipelines, as CUDA
+graphs; nothing is compiled, and a step has AdamW.  Losses are compared with those of one process.
 """
 
 from __future__ import annotations
@@ -77,13 +77,15 @@ def main(options: argparse.Namespace) -> None:
 
 
 def ratios(arms: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many times as long steps of each other plan take as those of the integer program's."""
+    """How many times as long steps of each other plan take as those of the integer program's that
+    run in the same way."""
     timed = {(a["arm"], a["mode"]): a["ms"] for a in arms if a.get("ms")}
     null = next((key for key in timed if key[1].endswith("again")), None)
-    given = next((key for key in timed if key[0] == GIVEN), None)
-    if null is None or given is None:
-        return {}
-    return {key[0]: ratio(timed, key, given, null, 0) for key in timed if key not in (null, given)}
+    return {
+        ", ".join(key): ratio(timed, key, (GIVEN, key[1]), null, 0)
+        for key in timed
+        if null is not None and key[0] != GIVEN and (GIVEN, key[1]) in timed
+    }
 
 
 def _call(
@@ -196,7 +198,9 @@ def measure(own: dict[str, Any]) -> None:
         def arms(name: str = name, file: Path = file) -> Arms:
             return Plan(name, load_any_plan(file), session.model, device)
 
-        set_up(session, arms, False, (CAPTURED,) if is_gpu else (LAUNCHED,))
+        # Messages between stages are not captured.
+        modes = (LAUNCHED,) if "pipeline" in name or not is_gpu else (LAUNCHED, CAPTURED)
+        set_up(session, arms, False, modes)
     rounds(session)
     session.save()
     if rank == 0:
