@@ -70,6 +70,8 @@ class Session:
     null: Runner | None = None
     failed: list[dict[str, Any]] = field(default_factory=list)
     made: list[Arms] = field(default_factory=list)
+    updates_ms: dict[str, float] = field(default_factory=dict)
+    """Milliseconds of the optimiser's step alone, by arm."""
 
     def left(self) -> float:
         """Seconds that are left to rank 0; the same on all ranks."""
@@ -89,7 +91,8 @@ class Session:
         runners = [*self.runners, *([self.null] if self.null else [])]
         records = [{**r.record, "ms": r.ms} for r in runners]
         partial = self.out.with_suffix(".new")
-        partial.write_text(json.dumps({"losses": self.expected, "arms": [*records, *self.failed]}))
+        content = {"losses": self.expected, "updates_ms": self.updates_ms}
+        partial.write_text(json.dumps({**content, "arms": [*records, *self.failed]}))
         partial.replace(self.out)
 
     def say(self, text: str) -> None:
@@ -117,6 +120,7 @@ def main() -> None:
         if session.left() > ROUNDS_S + compiles * COMPILE_S:
             set_up(session, make, compiles, modes)
     rounds(session)
+    _updates(session)
     session.save()
     session.say("done")
     dist.barrier()
@@ -254,6 +258,13 @@ def rounds(session: Session) -> None:
         session.save()
         took = monotonic() - start
     session.say(f"{session.rounds} rounds")
+
+
+def _updates(session: Session) -> None:
+    """Time the optimiser's steps alone, of the copies of DDP and FSDP2 that have gradients."""
+    for arms in session.made:
+        if isinstance(arms, Ddp | Fsdp2) and arms.name not in session.updates_ms:
+            session.updates_ms[arms.name] = _block(session, arms.update)
 
 
 def _block(session: Session, step: Step) -> float:

@@ -103,12 +103,15 @@ def engine_document(
     own = [graph.tensors[graph.operators[number].outputs[0]] for number in graph.parameters]
     whole = sum(info.elements * info.itemsize for info in own)
     keeps = plan.memory.peak + whole <= min(plan.prices.mesh.cluster.memory)
+    # DDP copies gradients into its buckets, FSDP2 also what it gathers, beside no operator.
+    copies = {"ddp": 1, "fsdp2": 2 if keeps else 3, "tp": 0}[engine]
+    step_s = plan.step_s + copies * 2 * whole / plan.prices.rates.memory
     return {
         "planner": engine,
         "kind": "modelled",
-        "predicted_step_s": plan.step_s,
+        "predicted_step_s": step_s,
         "predicted_update_s": plan.update_s(state_factor),
-        "predicted_speedup": plan.one_gpu_s / plan.step_s,
+        "predicted_speedup": plan.one_gpu_s / step_s,
         "peak_memory_bytes": plan.memory.peak,
         VERSION_KEY: 1,
         "module": module,
