@@ -432,6 +432,7 @@ def device_rates(hardware: Hardware) -> DeviceRates:
         hardware.memory * memory.share,
         max(compute.overhead, memory.overhead),
         contention=hardware.contention,
+        wait_s=hardware.collective_wait,
     )
 
 

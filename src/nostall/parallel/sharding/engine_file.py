@@ -7,7 +7,7 @@ The predicted time is that of the sharding plan that places the tensors as the e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from pydantic import Field
 
 from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.errors import BadPlan
+from nostall.parallel.sharding.cost.timeline import timeline
 from nostall.parallel.sharding.plan_file import StrictRecord, has_version_key, read_record
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
 
@@ -105,7 +106,11 @@ def engine_document(
     keeps = plan.memory.peak + whole <= min(plan.prices.mesh.cluster.memory)
     # DDP copies gradients into its buckets, FSDP2 also what it gathers, beside no operator.
     copies = {"ddp": 1, "fsdp2": 2 if keeps else 3, "tp": 0}[engine]
-    step_s = plan.step_s + copies * 2 * whole / plan.prices.rates.memory
+    rates = plan.prices.rates
+    without_waits = replace(plan.prices, rates=replace(rates, wait_s=0.0))
+    # FSDP2 has two collectives for a block, where the rule has two for a parameter.
+    rule_s = timeline(without_waits, plan.assignment).step_s if engine == "fsdp2" else plan.step_s
+    step_s = rule_s + copies * 2 * whole / rates.memory
     return {
         "planner": engine,
         "kind": "modelled",
