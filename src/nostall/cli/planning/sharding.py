@@ -385,7 +385,7 @@ def _plan(request: ShardingRequest, quiet: bool, seconds: float) -> list[Shardin
                 min(cluster.memory),
                 request.state_factor,
                 seconds / len(meshes),
-                report,
+                report=report,
             )
             try:
                 best, rules = _plan_on_mesh(request, Prices(step.graph, mesh, rates), options)
@@ -413,7 +413,7 @@ def _plan_on_mesh(
 
 def _ranked(plans: Sequence[ShardingPlan], planner: str, memory: float) -> list[ShardingPlan]:
     """The fastest plan of a planner that fits, and after it all others sorted by time."""
-    by_time = sorted(plans, key=lambda plan: plan.step_s)
+    by_time = sorted(plans, key=lambda plan: plan.whole_s)
     best = next(plan for plan in by_time if plan.name == planner and plan.fits(memory))
     return [best, *(plan for plan in by_time if plan is not best)]
 

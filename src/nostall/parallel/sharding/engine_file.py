@@ -115,7 +115,7 @@ def engine_document(
         "planner": engine,
         "kind": "modelled",
         "predicted_step_s": step_s,
-        "predicted_update_s": plan.update_s(state_factor),
+        "predicted_update_s": plan.update_s,
         "predicted_speedup": plan.one_gpu_s / step_s,
         "peak_memory_bytes": plan.memory.peak,
         VERSION_KEY: 1,
