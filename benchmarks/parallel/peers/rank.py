@@ -38,7 +38,7 @@ from nostall.parallel.execute.parts.any_plan import load_any_plan
 
 CHECKED = 2
 """Steps of each way to run an arm whose losses are compared with those of a single process."""
-ROUNDS_S, COMPILE_S = 15.0, 13.0
+ROUNDS_S, COMPILE_S = 13.0, 9.0
 """Seconds that rounds take at most, and that compiling an arm may take: none is set up later."""
 LAUNCHED, COMPILED, CAPTURED, BOTH = "launched", "compiled", "captured", "compiled and captured"
 BOUND = "compiled and captured, without reductions"
@@ -152,9 +152,8 @@ def _copies(session: Session) -> Copies:
         (plan, False, (LAUNCHED, CAPTURED)),
         (plan, True, (BOTH,)),
         (peer(Fsdp2), True, (COMPILED, BOTH)),
-        *((engine(name), True, (BOTH,)) for name in ("fsdp2", "ddp")),
         (peer(TensorParallel), True, (COMPILED, BOTH)),
-        (engine("tp"), True, (BOTH,)),
+        *((engine(name), True, (BOTH,)) for name in ("fsdp2", "tp", "ddp")),
         (peer(Fsdp2), False, (LAUNCHED,)),
         (peer(TensorParallel), False, (LAUNCHED,)),
     ]
