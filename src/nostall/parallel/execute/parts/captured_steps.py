@@ -237,7 +237,7 @@ def _refusal(part: Part, device: torch.device) -> str:
         return "a CUDA graph needs a GPU, and this run is on a CPU"
     if "nccl" not in dist.get_backend():
         return f"the processor runs the collectives of {dist.get_backend()}"
-    if part.random_operators:
+    if part.random_operators and not part.no_graph:
         names = ", ".join(part.random_operators[:3])
         return f"each step draws other random numbers ({names})"
     return part.no_graph

@@ -84,6 +84,8 @@ class EnginePart(Noted):
             if plan.reshard_after_forward:
                 self.no_graph = "FSDP2 frees and gathers parameters in each step"
             self._shard(module, device, policy)
+        if joint is None:
+            self.no_graph = "the module cannot be traced, so what it draws and decides is unknown"
         if plan.is_compiled:
             self.compile()
         self.parameters: Mapping[str, torch.nn.Parameter] = dict(module.named_parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -203,6 +204,34 @@ def test_a_replay_that_differs_from_a_launched_step_is_refused(
         (note,) = trainer.notes
         assert "a replay differs from a launched step: the loss is " in note
         assert not trainer._steps.is_captured
+
+
+class Branches(torch.nn.Linear):
+    """Control that depends on values, which no trace repeats."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x if x.sum() > 0 else -2 * x)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_engines_run_modules_that_cannot_be_traced(kind: str, one_process: None) -> None:
+    torch.manual_seed(0)
+    job = replace(chain(), module=Branches())
+    reference = Single(copy.deepcopy(job), adamw)
+    trainer = build(engine(job, kind, 1), job, adamw).capture()
+    assert "the module cannot be traced" in trainer._part.no_graph
+    for first in (0, 8, 16):
+        trainer.forward_backward(batch(first))
+        reference.forward_backward(batch(first))
+        gradients = trainer._part.whole_gradients()
+        for name, parameter in reference.job.module.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad)
+        for process in (trainer, reference):
+            process.optimizer.step()
+            process.zero_grad()
 
 
 class Counted(torch.nn.Linear):
