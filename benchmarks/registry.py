@@ -252,6 +252,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _row("parallel.peers", "2 or more GPUs",
          "Are captured plans as fast as DDP, FSDP2 and TP, compiled and captured?",
          "peers_2.json", "parallel.md", module="parallel.peers.run"),
+    _row("parallel.automap", "2 or more GPUs, or CPU",
+         "Are the plans of Auto-MAP's explorers as fast as the integer program's?"),
     _row("parallel.torch_versions", "CPU", "Do plans train as one process does, by torch version?",
          "torch_versions_2.11.0.json torch_versions_2.13.0.json", "parallel.md"),
     _row("parallel.torchtitan", "CPU", "Does torchtitan run exported plans?",

@@ -33,12 +33,13 @@ from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.execute.parts.any_plan import AnyPlan
 from nostall.parallel.module import Job, Model
 from nostall.parallel.module.profiler import profile_tensors
+from nostall.parallel.module.wrapping import wrapped_blocks
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.profile import Layer, Profile
 from nostall.parallel.sharding.capture.operators import capture
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
-from nostall.parallel.sharding.engine_file import EngineFile
+from nostall.parallel.sharding.engine_file import EngineFile, Style, TorchEngine
 from nostall.parallel.sharding.graph import strategy_of
 from nostall.parallel.sharding.plan_file import PlanFile
 from nostall.parallel.sharding.planners.rules import RULES
@@ -74,8 +75,14 @@ class Size(NamedTuple):
 
 SMALL = Size(512, 256, 2048, 4, "float32", 8)
 LARGE = Size(1024, 512, 8192, 8, "bfloat16", 16)
-KINDS = ("sharding data-parallel", "ddp", "data parallel, one stage", "sharding fsdp")
-CASES = (*((kind, SMALL) for kind in KINDS), ("ddp", LARGE), ("sharding data-parallel", LARGE))
+KINDS = (
+    "sharding data-parallel", "ddp", "data parallel, one stage", "sharding fsdp", "fsdp2", "tp",
+)  # fmt: skip
+ENGINES: tuple[TorchEngine, ...] = ("ddp", "fsdp2", "tp")
+CASES = (
+    *((kind, SMALL) for kind in KINDS),
+    *((kind, LARGE) for kind in ("ddp", "fsdp2", "tp", "sharding data-parallel")),
+)
 
 
 class Block(nn.Module):
@@ -115,6 +122,7 @@ class Gpt(nn.Module):
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--plans", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--out", type=Path, required=True)
 
 
@@ -123,14 +131,14 @@ def main(options: argparse.Namespace) -> None:
         result = Path(folder) / "result.json"
         subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-             str(options.gpus), "-m", __name__, str(result), *options.dtypes],
+             str(options.gpus), "-m", __name__, str(result), *options.dtypes, *options.plans],
             check=True, timeout=LIMIT_S,
         )  # fmt: skip
         records = json.loads(result.read_text())
     save(options.out, kind="measured", gpus=options.gpus, records=records)
 
 
-def rank(result: Path, dtypes: Sequence[str]) -> None:
+def rank(result: Path, wanted: Sequence[str]) -> None:
     """Run the cases on this rank; rank 0 writes the result after each."""
     is_gpu = torch.cuda.is_available()
     if is_gpu:
@@ -138,7 +146,7 @@ def rank(result: Path, dtypes: Sequence[str]) -> None:
     dist.init_process_group("nccl" if is_gpu else "gloo")
     records = []
     for kind, size in CASES:
-        if size.dtype not in dtypes:
+        if size.dtype not in wanted or kind not in wanted:
             continue
         records.append(Case(kind, size).run())
         if dist.get_rank() == 0:
@@ -183,8 +191,8 @@ class Case:
 
     def _plan(self, job: Job) -> AnyPlan:
         cluster = parse_cluster(CLUSTER.format(self.ranks))
-        if self.kind == "ddp":
-            return EngineFile("ddp", 1.0, "job", self.size.samples, cluster, "ddp")
+        if self.kind in ENGINES:
+            return self._engine(job, next(e for e in ENGINES if e == self.kind), cluster)
         if self.kind.startswith("sharding"):
             return self._sharding(job, self.kind.split()[1], cluster)
         model, samples = Model(job), self.size.samples // self.ranks
@@ -193,6 +201,18 @@ class Case:
         stage = Stage(0, len(model), tuple(range(self.ranks)))
         workload = Workload(profile, cluster, self.size.samples, samples)
         return workload, Plan((stage,), "1f1b"), "given"
+
+    def _engine(self, job: Job, engine: TorchEngine, cluster: Cluster) -> EngineFile:
+        blocks = wrapped_blocks(job.module)
+        styles: dict[str, Style] = {}
+        for block in blocks if engine == "tp" else ():
+            styles |= {f"{block}.up": "colwise", f"{block}.down": "rowwise"}
+        if engine == "tp":
+            styles["head"] = "classes"
+        return EngineFile(
+            engine, 1.0, "job", self.size.samples, cluster, engine,
+            blocks if engine == "fsdp2" else (), reshard_after_forward=False, styles=styles,
+        )  # fmt: skip
 
     def _sharding(self, job: Job, rule: str, cluster: Cluster) -> PlanFile:
         mesh = (self.ranks,)

@@ -115,6 +115,12 @@ class Peer(Arms):
             self.optimizer.step()
         return loss
 
+    def update(self) -> torch.Tensor:
+        """The optimiser's step with the gradients that are there."""
+        with self._on_stream():
+            self.optimizer.step()
+        return torch.zeros(())
+
     def captured(self) -> Step:
         if self.stream is None:
             raise CaptureFailed("a CUDA graph needs a GPU")

@@ -251,7 +251,7 @@ def gpt() -> Job:
 
 @_without_values
 def llama() -> Job:
-    """Blocks of Llama 3 8B: 32 heads, 8 of keys and values, 3 of 32 layers; 8,192 tokens."""
+    """Blocks of Llama 3 8B: 32 heads, 8 of keys and values, 2 of 32 layers; 8,192 tokens."""
 
     def layer(width: int, head: int, norm: Any) -> Layer:
         attention = Attention(
@@ -260,7 +260,7 @@ def llama() -> Job:
         )  # fmt: skip
         return Layer(norm, attention, GatedFeedForward(width, width * 7 // 2), is_post=False)
 
-    return _transformer((3, 4096, 128, 32_000, 8, 1024), layer, _rms_norm)
+    return _transformer((2, 4096, 128, 32_000, 8, 1024), layer, _rms_norm)
 
 
 @_without_values

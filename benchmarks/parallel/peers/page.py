@@ -18,17 +18,21 @@ _MODES = {"launched": "eager, launched"}
 def section() -> str:
     """The whole section."""
     content = load(FILE)
-    rows, plans = [], []
+    rows = []
     for model, own in content["summary"].items():
         if not own:
             continue
         arms = _medians(content["models"][model])
         rows.append({"model": model, **own, "chosen_ms": arms[own["chosen"]],
                      "peer_ms": arms[own["fastest_peer"]], **_extra(own)})  # fmt: skip
-        modelled = content["models"][model]["plan"]["predicted_step_s"]
-        plans.append({"model": model, "modelled_ms": modelled * 1e3, **own})
     models = [row["model"] for row in rows]
+    predictions = content.get("predictions") or {}
+    regrets = predictions.get("regrets", {})
     values = {
+        "predictions": predictions,
+        "plans": predictions.get("plans", []),
+        "regrets": ", ".join(f"{model} {100 * value:.1f} %" for model, value in regrets.items()),
+        "own": [row for row in rows if "peer_over_plan" in row],
         "file": FILE,
         "device": content["device"],
         "date": content["date"],

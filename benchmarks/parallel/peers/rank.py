@@ -38,7 +38,7 @@ from nostall.parallel.execute.parts.any_plan import load_any_plan
 
 CHECKED = 2
 """Steps of each way to run an arm whose losses are compared with those of a single process."""
-ROUNDS_S, COMPILE_S = 16.0, 20.0
+ROUNDS_S, COMPILE_S = 13.0, 9.0
 """Seconds that rounds take at most, and that compiling an arm may take: none is set up later."""
 LAUNCHED, COMPILED, CAPTURED, BOTH = "launched", "compiled", "captured", "compiled and captured"
 BOUND = "compiled and captured, without reductions"
@@ -70,6 +70,8 @@ class Session:
     null: Runner | None = None
     failed: list[dict[str, Any]] = field(default_factory=list)
     made: list[Arms] = field(default_factory=list)
+    updates_ms: dict[str, float] = field(default_factory=dict)
+    """Milliseconds of the optimiser's step alone, by arm."""
 
     def left(self) -> float:
         """Seconds that are left to rank 0; the same on all ranks."""
@@ -89,7 +91,8 @@ class Session:
         runners = [*self.runners, *([self.null] if self.null else [])]
         records = [{**r.record, "ms": r.ms} for r in runners]
         partial = self.out.with_suffix(".new")
-        partial.write_text(json.dumps({"losses": self.expected, "arms": [*records, *self.failed]}))
+        content = {"losses": self.expected, "updates_ms": self.updates_ms}
+        partial.write_text(json.dumps({**content, "arms": [*records, *self.failed]}))
         partial.replace(self.out)
 
     def say(self, text: str) -> None:
@@ -111,13 +114,13 @@ def main() -> None:
         Path(options["out"]), options["steps"], options["rounds"],
     )  # fmt: skip
     torch._dynamo.config.recompile_limit = 64  # arms share functions, and each has its own guards
-    session.expected = _reference(session)
+    session.expected = reference(session)
     session.say("losses of one process")
-    for stage in (_first_stage(session), _second_stage(session)):
-        for make, compiles, modes in stage:
-            if session.left() > ROUNDS_S + compiles * COMPILE_S:
-                _set_up(session, make, compiles, modes)
-        _rounds(session)
+    for make, compiles, modes in _copies(session):
+        if session.left() > ROUNDS_S + compiles * COMPILE_S:
+            set_up(session, make, compiles, modes)
+    rounds(session)
+    _updates(session)
     session.save()
     session.say("done")
     dist.barrier()
@@ -125,11 +128,11 @@ def main() -> None:
     os._exit(0)  # NCCL does not end a communicator while a graph uses it
 
 
-Stage = list[tuple[Callable[[], Arms], bool, tuple[str, ...]]]
+Copies = list[tuple[Callable[[], Arms], bool, tuple[str, ...]]]
 """What makes each copy, whether it is compiled, and the ways in which its steps run."""
 
 
-def _first_stage(session: Session) -> Stage:
+def _copies(session: Session) -> Copies:
     def peer(kind: type[Peer]) -> Callable[[], Arms]:
         return lambda: kind(session.model, session.device)
 
@@ -148,28 +151,15 @@ def _first_stage(session: Session) -> Stage:
         (peer(Ddp), True, (COMPILED, BOTH, BOUND)),
         (plan, False, (LAUNCHED, CAPTURED)),
         (plan, True, (BOTH,)),
-        (peer(TensorParallel), False, (LAUNCHED,)),
-        (peer(Fsdp2), False, (LAUNCHED,)),
-        (peer(Fsdp2), True, (COMPILED,)),
+        (peer(Fsdp2), True, (COMPILED, BOTH)),
         (peer(TensorParallel), True, (COMPILED, BOTH)),
-        *((engine(name), True, (BOTH,)) for name in ("ddp", "tp")),
+        *((engine(name), True, (BOTH,)) for name in ("fsdp2", "tp", "ddp")),
+        (peer(Fsdp2), False, (LAUNCHED,)),
+        (peer(TensorParallel), False, (LAUNCHED,)),
     ]
 
 
-def _second_stage(session: Session) -> Stage:
-    """What may fail in a way that no later arm survives."""
-
-    def own() -> Arms:
-        plan = candidate(session.plan, "fsdp2")
-        return Plan("candidate fsdp2", plan, session.model, session.device)
-
-    return [
-        (lambda: Fsdp2(session.model, session.device), True, (BOTH,)),
-        (own, True, (BOTH,)),
-    ]
-
-
-def _reference(session: Session) -> list[float]:
+def reference(session: Session) -> list[float]:
     job = fresh_job(session.model, session.device)
     optimizer, losses = adamw(job.module.parameters()), []
     for _ in range(2 * CHECKED):
@@ -185,7 +175,7 @@ def _reference(session: Session) -> list[float]:
     return losses
 
 
-def _set_up(
+def set_up(
     session: Session, make: Callable[[], Arms], compiles: bool, modes: tuple[str, ...]
 ) -> None:
     """Add the runners of one copy of the model; an error becomes a record."""
@@ -242,7 +232,7 @@ def _loss_error(losses: list[float], expected: list[float]) -> float:
     return max(abs(a / b - 1) for a, b in zip(losses, expected, strict=False))
 
 
-def _rounds(session: Session) -> None:
+def rounds(session: Session) -> None:
     """Time a block of steps of each arm in each round, in another order; the first arm twice."""
     if not session.runners:
         return
@@ -267,6 +257,13 @@ def _rounds(session: Session) -> None:
         session.save()
         took = monotonic() - start
     session.say(f"{session.rounds} rounds")
+
+
+def _updates(session: Session) -> None:
+    """Time the optimiser's steps alone, of the copies of DDP and FSDP2 that have gradients."""
+    for arms in session.made:
+        if isinstance(arms, Ddp | Fsdp2) and arms.name not in session.updates_ms:
+            session.updates_ms[arms.name] = _block(session, arms.update)
 
 
 def _block(session: Session, step: Step) -> float:

@@ -14,7 +14,9 @@ Models that OUT.json already has are not run again.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import socket
 import statistics
@@ -39,6 +41,10 @@ SAMPLES = {"gpt": 8, "llama": 8, "bert": 16, "moe": 16, "classifier": 4096}
 TINY_SAMPLES = {name: 16 if name == "classifier" else 8 for name in SAMPLES}
 CHOICE_ROUNDS = 2
 """Rounds by which the plan or its candidate is chosen; the others compare it."""
+PREDICTED = ("predicted_step_s", "predicted_update_s")
+CAPTURED = ("captured", "compiled and captured")
+APART = 0.03
+"""Relative difference of measured times from which the order of two plans counts."""
 VARIABLES = {
     "MASTER_ADDR": "127.0.0.1",
     "NCCL_NVLS_ENABLE": "0",
@@ -55,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", choices=list(SAMPLES), default=list(SAMPLES))
     parser.add_argument("--seconds", type=float, default=110.0, help="limit of a model")
     parser.add_argument("--planning-seconds", type=float, default=20.0, help="limit of one plan")
-    parser.add_argument("--rounds", type=int, default=6, help="blocks of each arm, twice")
+    parser.add_argument("--rounds", type=int, default=10, help="blocks of each arm")
     parser.add_argument("--steps", type=int, default=4, help="steps of a block")
     parser.add_argument("--out", type=Path, required=True)
 
@@ -71,8 +77,9 @@ def main(options: argparse.Namespace) -> None:
                 found[model] = _run(model, folder, options)
                 save(
                     options.out, kind="measured", gpus=options.gpus, tiny=options.tiny,
-                    device=_device(options.device), steps_of_a_block=options.steps,
+                    device=device_name(options.device), steps_of_a_block=options.steps,
                     summary={name: summary(own["arms"]) for name, own in found.items()},
+                    predictions=predictions(found),
                     models=found,
                 )  # fmt: skip
                 _print(model, found[model])
@@ -94,13 +101,21 @@ def _plan(model: str, folder: Path, options: argparse.Namespace) -> subprocess.P
     ]  # fmt: skip
     with (folder / f"{model}.plan.txt").open("wb") as log:
         return subprocess.Popen(
-            command, env=_environment(options, CUDA_VISIBLE_DEVICES="", NOSTALL_PLANNED="1"),
+            command, env=environment(options.tiny, CUDA_VISIBLE_DEVICES="", NOSTALL_PLANNED="1"),
             stdout=log, stderr=log,
         )  # fmt: skip
 
 
-def _environment(options: argparse.Namespace, **more: str) -> dict[str, str]:
-    return {**os.environ, **VARIABLES, "NOSTALL_TINY": "1" if options.tiny else "0", **more}
+def environment(tiny: bool, **more: str) -> dict[str, str]:
+    """Variables of a process of a benchmark."""
+    return {**os.environ, **VARIABLES, "NOSTALL_TINY": "1" if tiny else "0", **more}
+
+
+def free_port() -> str:
+    """A port of this machine that nothing uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def _run(model: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -110,14 +125,12 @@ def _run(model: str, folder: Path, options: argparse.Namespace) -> dict[str, Any
         "model": model, "plan": str(plan), "out": str(out), "device": options.device,
         "seconds": options.seconds - 12.0, "rounds": options.rounds, "steps": options.steps,
     }  # fmt: skip
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.parallel.peers.rank"],
-            env=_environment(
-                options, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(options.gpus),
+            env=environment(
+                options.tiny, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(options.gpus),
                 MASTER_PORT=port, NOSTALL_OPTIONS=json.dumps(own),
             ),
         )
@@ -138,17 +151,18 @@ def _run(model: str, folder: Path, options: argparse.Namespace) -> dict[str, Any
     if plan.exists():
         document = json.loads(plan.read_text())
         record["plan"] = {
-            key: document.get(key) for key in ("planner", "predicted_step_s", "predicted_speedup")
+            key: document.get(key) for key in ("planner", *PREDICTED, "predicted_speedup")
         }
         record["candidates"] = {
-            c["planner"]: c["predicted_step_s"] for c in document.get("candidates") or ()
+            c["planner"]: {key: c.get(key) for key in PREDICTED}
+            for c in document.get("candidates") or ()
         }
     else:
         record["planning"] = (folder / f"{model}.plan.txt").read_text()[-2000:]
     return record
 
 
-def _device(kind: str) -> str:
+def device_name(kind: str) -> str:
     import torch
 
     return torch.cuda.get_device_name() if kind == "cuda" else "cpu"
@@ -168,26 +182,84 @@ def summary(arms: list[dict[str, Any]]) -> dict[str, Any]:
     best = min(peers, key=lambda k: statistics.median(timed[k]))
     result: dict[str, Any] = {
         "chosen": ", ".join(chosen), "fastest_peer": ", ".join(best),
-        "peer_over_chosen": _ratio(timed, best, chosen, null),
+        "peer_over_chosen": ratio(timed, best, chosen, null),
     }  # fmt: skip
     if plans:
         plan = min(plans, key=lambda k: statistics.median(timed[k][:CHOICE_ROUNDS]))
-        result |= {"plan": ", ".join(plan), "peer_over_plan": _ratio(timed, best, plan, null)}
+        result |= {"plan": ", ".join(plan), "peer_over_plan": ratio(timed, best, plan, null)}
     for name, key in (
         ("launched_over_chosen", ("plan", "launched")),
         ("bound_over_chosen", ("ddp", "compiled and captured, without reductions")),
     ):
         if key in timed:
-            result[name] = _ratio(timed, key, chosen, null)
+            result[name] = ratio(timed, key, chosen, null)
     return result
 
 
-def _ratio(
-    timed: dict[tuple[str, str], list[float]], first: Any, second: Any, null: Any
-) -> dict[str, Any]:
-    """Ratio of times in the same rounds, without those of the choice."""
+def predictions(models: dict[str, Any]) -> dict[str, Any]:
+    """Modelled times of captured plans, the optimiser's included, beside measured ones.
+
+    The regret of a model is how much longer the plan of the least modelled time takes than the
+    fastest of all arms, peers included.
+    """
+    plans: list[dict[str, Any]] = []
+    regrets: dict[str, float] = {}
+    for model, record in models.items():
+        own = _predicted(model, record)
+        plans += own
+        times = [statistics.median(arm["ms"]) for arm in record["arms"]
+                 if arm.get("ms") and "without" not in arm["mode"]]  # fmt: skip
+        if own:
+            chosen = min(own, key=lambda plan: plan["predicted_ms"])
+            regrets[model] = chosen["measured_ms"] / min(times) - 1
+    errors = [abs(plan["predicted_ms"] / plan["measured_ms"] - 1) for plan in plans]
+    if not errors:
+        return {}
+    return {
+        "plans": plans,
+        "mean_error": statistics.mean(errors),
+        "worst_error": max(errors),
+        "tau_b": tau_b(plans, 0.0),
+        "tau_b_apart": tau_b(plans, APART),
+        "regrets": regrets,
+    }
+
+
+def _predicted(model: str, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The captured plans of a model; of one plan, the fastest way to capture it."""
+    listed = {f"candidate {name}": own for name, own in record.get("candidates", {}).items()}
+    rows = []
+    for name, own in {"plan": record.get("plan"), **listed}.items():
+        arms = [a for a in record["arms"] if a["arm"] == name and a["mode"] in CAPTURED]
+        measured = [statistics.median(arm["ms"]) for arm in arms if arm.get("ms")]
+        if isinstance(own, dict) and measured and own.get(PREDICTED[1]) is not None:
+            predicted = 1e3 * sum(own[key] for key in PREDICTED)
+            rows.append({"model": model, "plan": name, "predicted_ms": predicted,
+                         "measured_ms": min(measured)})  # fmt: skip
+    return rows
+
+
+def tau_b(plans: list[dict[str, Any]], apart: float) -> dict[str, Any]:
+    """Kendall's tau-b over pairs of plans of one model whose measured times differ by a share."""
+    agree = differ = tied = 0
+    for a, b in itertools.combinations(plans, 2):
+        near = abs(a["measured_ms"] / b["measured_ms"] - 1) <= apart
+        if a["model"] != b["model"] or near:
+            continue
+        sign = (a["predicted_ms"] - b["predicted_ms"]) * (a["measured_ms"] - b["measured_ms"])
+        agree, differ, tied = agree + (sign > 0), differ + (sign < 0), tied + (sign == 0)
+    pairs = agree + differ
+    root = math.sqrt(pairs * (pairs + tied))
+    return {"tau": (agree - differ) / root if root else None, "pairs": pairs + tied}
+
+
+def ratio(
+    timed: dict[tuple[str, str], list[float]], first: Any, second: Any, null: Any,
+    skipped: int = CHOICE_ROUNDS,
+) -> dict[str, Any]:  # fmt: skip
+    """Ratio of times in the same rounds, without the ``skipped`` first ones."""
     count = min(len(timed[k]) for k in (first, second, null))
-    count = min(count, len(timed[null]) - CHOICE_ROUNDS)
+    count = min(count, len(timed[null]) - skipped)
     eager = (null[0], null[1].removesuffix(", again"))
     a, b = timed[first][-count:], timed[second][-count:]
     own = Comparison.from_samples(a, b, kind="measured")

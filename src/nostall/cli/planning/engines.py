@@ -11,11 +11,16 @@ from nostall.cli.terminal.console import Format, out, show_json
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
 from nostall.parallel.cluster import Cluster
-from nostall.parallel.errors import Infeasible
+from nostall.parallel.errors import BadModel, Infeasible
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.cost.rates import DeviceRates
-from nostall.parallel.sharding.engine_file import RULES_OF, TorchEngine, engine_document
+from nostall.parallel.sharding.engine_file import (
+    CANDIDATES,
+    RULES_OF,
+    TorchEngine,
+    engine_document,
+)
 from nostall.parallel.sharding.planners.rules import RULES
 from nostall.parallel.sharding.planners.sharding import Options, ShardingPlan, plan_by_rule
 from nostall.report.units import Scale
@@ -87,6 +92,33 @@ def engine_candidates(
         if job is not None
     ]
     return [own for own in documents if own["engine"] != "tp" or own["options"]["styles"]]
+
+
+def candidates_beside_pipelines(
+    module: str, cluster: Cluster, samples: int, state_factor: float, rates: DeviceRates
+) -> list[dict[str, Any]]:
+    """Documents of the engines' plans of a whole batch that is planned as a pipeline."""
+    from nostall.parallel.module import load_job
+    from nostall.parallel.sharding.capture.operators import capture
+
+    mesh = (len(cluster),)
+    try:
+        graph = capture(load_job(module), samples, mesh).graph
+    except BadModel:
+        return []
+    prices, options = (
+        Prices(graph, ClusterMesh(cluster, mesh), rates),
+        Options(state_factor=state_factor),
+    )
+    plans = [plan_by_rule(prices, RULES[rule], options) for rule in RULES_OF.values()]
+    found = [plan for plan in plans if plan is not None]
+    return engine_candidates(found, module, samples, state_factor)
+
+
+def list_candidates(plan: Path, candidates: list[dict[str, Any]]) -> None:
+    """Add candidates to a plan file of any kind; readers of the plan ignore them."""
+    document = json.loads(plan.read_text(encoding="utf-8")) | {CANDIDATES: candidates}
+    write_text_atomically(plan, json.dumps(document, indent=1) + "\n", parents=True)
 
 
 def show_engine(document: dict[str, Any], out_file: Path | None, format: Format) -> None:

@@ -15,7 +15,9 @@ import typer
 from nostall.cli.options.given_options import GivenContext, refuse_options
 from nostall.cli.planning.engines import (
     ENGINE_PLANNERS,
+    candidates_beside_pipelines,
     engine_candidates,
+    list_candidates,
     plan_engine,
     show_engine,
 )
@@ -193,6 +195,10 @@ def plan_sharding_command(
         reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
         refuse_options(context, ("mesh", "seconds", "export", "picture"), reason)
         show_hybrid(_hybrid_request(request), out_file, format, quiet=quiet)
+        if out_file is not None:
+            own = _hybrid_request(request)
+            beside = (own.module, own.cluster, own.samples, own.state_factor, own.rates)
+            list_candidates(out_file, candidates_beside_pipelines(*beside))
         return
     pipelines = None
     if request.mesh or export or picture:
@@ -203,6 +209,10 @@ def plan_sharding_command(
         left = max((1 - SHARDING_SHARE) * total, started + total - planning_clock())
         offer = _pipelines(request, plans, quiet, left)
         if offer.shown_if_faster(plans, out_file, format):
+            if out_file is not None:
+                state = request.state_factor
+                candidates = engine_candidates(plans, request.module, request.samples, state)
+                list_candidates(out_file, candidates)
             if failure is not None and format is not Format.JSON:
                 out.print(f"the whole batch at once: {failure}")
             return
@@ -375,7 +385,7 @@ def _plan(request: ShardingRequest, quiet: bool, seconds: float) -> list[Shardin
                 min(cluster.memory),
                 request.state_factor,
                 seconds / len(meshes),
-                report,
+                report=report,
             )
             try:
                 best, rules = _plan_on_mesh(request, Prices(step.graph, mesh, rates), options)
@@ -403,7 +413,7 @@ def _plan_on_mesh(
 
 def _ranked(plans: Sequence[ShardingPlan], planner: str, memory: float) -> list[ShardingPlan]:
     """The fastest plan of a planner that fits, and after it all others sorted by time."""
-    by_time = sorted(plans, key=lambda plan: plan.step_s)
+    by_time = sorted(plans, key=lambda plan: plan.whole_s)
     best = next(plan for plan in by_time if plan.name == planner and plan.fits(memory))
     return [best, *(plan for plan in by_time if plan is not best)]
 
@@ -417,7 +427,12 @@ def device_rates(hardware: Hardware) -> DeviceRates:
         if precision in _ELEMENT_TYPES
     }
     return DeviceRates(
-        hardware.name, flops, hardware.memory * memory.share, max(compute.overhead, memory.overhead)
+        hardware.name,
+        flops,
+        hardware.memory * memory.share,
+        max(compute.overhead, memory.overhead),
+        contention=hardware.contention,
+        wait_s=hardware.collective_wait,
     )
 
 

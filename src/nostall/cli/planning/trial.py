@@ -1,5 +1,6 @@
 """``nostall launch --try N``: steps of a plan and of its candidates, in turns; the fastest is kept.
 
+A step has its optimiser here: where parameters are sharded, it updates fewer on each GPU.
 A candidate is kept only if it is faster than the plan beyond the plan's difference from itself.
 """
 
@@ -21,8 +22,8 @@ from nostall.report.units import Scale
 if TYPE_CHECKING:
     from nostall.parallel.execute.run_config import RunConfig, RunResult
 
-MAX_CANDIDATES = 2
-"""Those with the least modelled time."""
+MAX_CANDIDATES = 3
+"""Those with the least modelled time, the optimiser's included."""
 TURNS = 2
 """How often each plan's processes are started."""
 WARM_UPS = 2
@@ -88,7 +89,11 @@ def listed_candidates(plan: Path) -> list[dict[str, Any]]:
             f"{plan} lists no candidates to try; leave --try out, or give a file of nostall plan "
             "--planner sharding, which lists ddp, fsdp2 and tp beside the plan"
         )
-    return sorted(listed, key=lambda own: float(own["predicted_step_s"]))[:MAX_CANDIDATES]
+    return sorted(listed, key=_modelled_s)[:MAX_CANDIDATES]
+
+
+def _modelled_s(document: dict[str, Any]) -> float:
+    return float(document["predicted_step_s"]) + float(document.get("predicted_update_s", 0.0))
 
 
 def candidate_files(plan: Path, folder: Path) -> list[tuple[str, Path]]:
@@ -119,7 +124,7 @@ def try_plans(
             err.print(f"nostall: tries {label}, turn {number + 1} of {TURNS}")
             tried = replace(config, plan=str(path), steps=steps + WARM_UPS, check=False)
             try:
-                seconds[label] += launch(tried).seconds[WARM_UPS:]
+                seconds[label] += launch(tried).whole_seconds[WARM_UPS:]
             except NostallError as error:
                 if path == given:
                     raise

@@ -465,11 +465,11 @@ def plan_automap(
             continue  # this explorer has nothing to decide
         plan = plan_by_rule(prices, _rule(exploration), options)
         plans += [plan] if plan is not None else []
-    plans.sort(key=lambda plan: plan.step_s)
+    plans.sort(key=lambda plan: plan.whole_s)
     fitting = [plan for plan in (*plans, *cheap) if plan.fits(options.memory)]
     if not fitting:
         raise no_plan_fits(plans, options)
-    return min(fitting, key=lambda plan: plan.step_s).renamed("automap"), plans
+    return min(fitting, key=lambda plan: plan.whole_s).renamed("automap"), plans
 
 
 def _rule(exploration: Exploration) -> Rule:

@@ -50,6 +50,8 @@ class RunResult:
     """Measured time of the slowest rank, without the optimiser step."""
     launch_seconds: list[float] = field(default_factory=list)
     """Seconds until ``step`` returned on the slowest rank; the GPU may still be running."""
+    update_seconds: list[float] = field(default_factory=list)
+    """Seconds of the optimiser's step on the slowest rank."""
     peak_bytes: list[int] = field(default_factory=list)
     """Measured peak GPU memory of each rank; empty on a CPU."""
     reference_losses: list[float] = field(default_factory=list)
@@ -64,6 +66,11 @@ class RunResult:
     """Collectives of a step by kind, of a sharding plan; empty for a pipeline plan."""
     notes: list[str] = field(default_factory=list)
     """What is not compiled or not captured on rank 0, with the reason."""
+
+    @property
+    def whole_seconds(self) -> list[float]:
+        """Measured time of each step with its optimiser."""
+        return [sum(own) for own in zip(self.seconds, self.update_seconds, strict=True)]
 
     @property
     def is_equal(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from time import perf_counter
 
 import torch
@@ -43,7 +44,8 @@ def train(
         result.launch_seconds.append(perf_counter() - start)
         _synchronize(device)
         result.seconds.append(perf_counter() - start)
-        dist.all_reduce(loss)
+        if not (isinstance(run, CapturedSteps) and run.has_whole_loss):
+            dist.all_reduce(loss)
         result.losses.append(float(loss))
         if reference is not None:
             expected = reference.step(*job.batch(number, part.samples))
@@ -53,9 +55,12 @@ def train(
             error = reference.loss_error(result.losses[-1], expected, part.loss_dtype)
             worst_loss = max(worst_loss, error)
             reference.update()
+        start = perf_counter()
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad()
+            _synchronize(device)
+        result.update_seconds.append(perf_counter() - start)
     _combine_ranks(result, (worst_gradient, worst_loss) if reference else None, device)
     return result
 
@@ -67,12 +72,14 @@ def _combine_ranks(
 
     ``errors`` are the largest errors of a gradient and of a loss on this rank.
     """
-    largest = [*result.seconds, *result.launch_seconds, *(errors or (0.0, 0.0))]
+    lists = (result.seconds, result.launch_seconds, result.update_seconds)
+    largest = [*itertools.chain.from_iterable(lists), *(errors or (0.0, 0.0))]
     seconds = torch.tensor(largest, dtype=torch.float64, device=device)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     *times, gradient, loss = seconds.tolist()
     steps = len(result.seconds)
-    result.seconds, result.launch_seconds = times[:steps], times[steps:]
+    result.seconds, result.launch_seconds = times[:steps], times[steps : 2 * steps]
+    result.update_seconds = times[2 * steps :]
     if errors is not None:
         result.worst_gradient, result.worst_loss = gradient, loss
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

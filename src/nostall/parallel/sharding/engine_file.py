@@ -1,5 +1,5 @@
 """Files of plans that one of PyTorch's own engines runs, as JSON: DDP, FSDP2 with its wrapping, or
-tensor parallelism with the styles of linear layers.
+tensor parallelism with the styles of layers.
 
 The predicted time is that of the sharding plan that places the tensors as the engine does.
 """
@@ -7,7 +7,7 @@ The predicted time is that of the sharding plan that places the tensors as the e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from pydantic import Field
 
 from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.errors import BadPlan
+from nostall.parallel.sharding.cost.timeline import timeline
 from nostall.parallel.sharding.plan_file import StrictRecord, has_version_key, read_record
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
 
@@ -23,11 +24,16 @@ VERSION_KEY = "nostall_engine_plan"
 CANDIDATES = "candidates"
 """Key of a sharding plan's file with documents of the engines' plans of the same step."""
 TorchEngine = Literal["ddp", "fsdp2", "tp"]
-RULES_OF: Mapping[TorchEngine, str] = {"ddp": "data-parallel", "fsdp2": "fsdp", "tp": "megatron"}
-"""The rule of shardings that places tensors as an engine does.  The one of ``tp`` also shards
-embeddings and heads, which the engine leaves whole."""
-Style = Literal["colwise", "rowwise"]
-"""Whether the outputs of a linear layer are cut over the ranks, or its inputs."""
+RULES_OF: Mapping[TorchEngine, str] = {
+    "ddp": "data-parallel",
+    "fsdp2": "fsdp",
+    "tp": "tensor-parallel",
+}
+"""The rule of shardings that places tensors as an engine does.  The one of ``tp`` exchanges logits
+for the loss, where the engine exchanges their maxima and sums."""
+Style = Literal["colwise", "rowwise", "words", "classes"]
+"""What is cut over the ranks: outputs of a linear layer, its inputs, rows of an embedding, or
+outputs of a head whose loss takes cut logits."""
 
 
 class _OptionsRecord(StrictRecord):
@@ -48,6 +54,7 @@ class _FileRecord(StrictRecord):
     planner: str
     kind: Literal["modelled"]
     predicted_step_s: float = Field(ge=0, allow_inf_nan=False)
+    predicted_update_s: float = Field(0.0, ge=0, allow_inf_nan=False)
     predicted_speedup: float = Field(ge=0, allow_inf_nan=False)
     peak_memory_bytes: float = Field(ge=0, allow_inf_nan=False)
     module: str
@@ -77,7 +84,7 @@ class EngineFile:
     is_compiled: bool = False
     """Whether each group, or the whole module, is compiled by ``torch.compile``."""
     styles: Mapping[str, Style] = field(default_factory=dict[str, Style])
-    """Linear layers that tensor parallelism cuts; all else is whole on each rank."""
+    """Layers that tensor parallelism cuts; all else is whole on each rank."""
 
 
 def engine_document(
@@ -97,11 +104,19 @@ def engine_document(
     own = [graph.tensors[graph.operators[number].outputs[0]] for number in graph.parameters]
     whole = sum(info.elements * info.itemsize for info in own)
     keeps = plan.memory.peak + whole <= min(plan.prices.mesh.cluster.memory)
+    # DDP copies gradients into its buckets, FSDP2 also what it gathers, beside no operator.
+    copies = {"ddp": 1, "fsdp2": 2 if keeps else 3, "tp": 0}[engine]
+    rates = plan.prices.rates
+    without_waits = replace(plan.prices, rates=replace(rates, wait_s=0.0))
+    # FSDP2 has two collectives for a block, where the rule has two for a parameter.
+    rule_s = timeline(without_waits, plan.assignment).step_s if engine == "fsdp2" else plan.step_s
+    step_s = rule_s + copies * 2 * whole / rates.memory
     return {
         "planner": engine,
         "kind": "modelled",
-        "predicted_step_s": plan.step_s,
-        "predicted_speedup": plan.one_gpu_s / plan.step_s,
+        "predicted_step_s": step_s,
+        "predicted_update_s": plan.update_s,
+        "predicted_speedup": plan.one_gpu_s / step_s,
         "peak_memory_bytes": plan.memory.peak,
         VERSION_KEY: 1,
         "module": module,

@@ -125,6 +125,7 @@ def plan_document(
     return {
         "planner": plan.name,
         "predicted_step_s": plan.step_s,
+        "predicted_update_s": plan.update_s,
         "kind": "modelled",
         "predicted_speedup": plan.one_gpu_s / plan.step_s,
         "operators_s": plan.times.operators_s,

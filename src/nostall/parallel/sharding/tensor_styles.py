@@ -1,18 +1,24 @@
-"""Linear layers that PyTorch's tensor parallelism cuts, by Megatron's rules for their names."""
+"""Layers that PyTorch's tensor parallelism cuts, by Megatron's rules for their names."""
 
 from __future__ import annotations
+
+import re
 
 import torch
 
 from nostall.parallel.sharding.engine_file import Style
-from nostall.parallel.sharding.planners.rules import megatron_dim
+from nostall.parallel.sharding.planners.rules import HEADS, megatron_dim
+
+_EMBEDDINGS = r"(^|\.)(embed_tokens|wte|word_embeddings)$"
 
 
 def tensor_styles(module: torch.nn.Module, ranks: int) -> dict[str, Style]:
-    """Styles of the linear layers inside the blocks of a module, by name.
+    """Styles of the linear layers inside the blocks of a module, by name, and of embeddings and
+    heads.
 
     Empty if the rules know no layer whose outputs are cut and none that joins them, if sizes are no
-    multiple of ``ranks``, or if such a layer shares its weight.  Embeddings and heads stay whole.
+    multiple of ``ranks``, or if such a layer shares its weight.  Embeddings and heads stay whole
+    then.
     """
     weights = [id(p) for _, p in module.named_parameters(remove_duplicate=False)]
     found: dict[str, Style] = {}
@@ -24,4 +30,15 @@ def tensor_styles(module: torch.nn.Module, ranks: int) -> dict[str, Style]:
         if part.weight.shape[dim] % ranks or weights.count(id(part.weight)) > 1:
             return {}
         found[name] = "colwise" if dim == 0 else "rowwise"
-    return found if len(set(found.values())) == 2 else {}
+    if len(set(found.values())) != 2:
+        return {}
+    for name, part in module.named_modules():
+        if type(part) is torch.nn.Embedding and re.search(_EMBEDDINGS, name):
+            style: Style = "words"
+        elif type(part) is torch.nn.Linear and re.search(HEADS, name):
+            style = "classes"
+        else:
+            continue
+        if part.weight.shape[0] % ranks == 0 and weights.count(id(part.weight)) == 1:
+            found[name] = style
+    return found

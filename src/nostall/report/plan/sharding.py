@@ -129,7 +129,7 @@ def sharding_sentences(plan: ShardingPlan) -> list[str]:
     lines = [
         f"modelled step {time(plan.step_s)}: operators {time(plan.times.operators_s)}, collectives "
         f"{time(plan.times.collectives_s)}, of which {time(plan.times.exposed_s)} are not hidden "
-        "behind operators; no optimiser step",
+        f"behind operators; the optimiser takes {time(plan.update_s)} more",
         f"modelled memory of a GPU {plan.memory.peak / _GIB:.3g} of {memory:.3g} GiB: "
         f"{plan.memory.state / _GIB:.3g} GiB of parameter state, "
         f"{plan.memory.tensors / _GIB:.3g} GiB of other tensors",

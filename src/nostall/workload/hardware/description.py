@@ -39,6 +39,10 @@ class Hardware:
     gpus_per_server: int
     pcie_links: int = 1
     """PCIe links between the host and the GPUs of a server; the replicas in it share them."""
+    contention: float = 0.0
+    """Share of their speed that operators lose while a collective runs."""
+    collective_wait: float = 0.0
+    """Seconds that a collective beside operators waits for multiprocessors."""
     efficiency: Efficiency = field(default_factory=flat_efficiency)
     """Efficiency of each resource; a missing resource has the flat one."""
     operators: Mapping[OperatorKind, OperatorTimeModel] = field(

@@ -90,6 +90,8 @@ class HardwareFile(BaseModel):
     ethernet: Rate = 0.0
     gpus_per_server: int = Field(ge=1, le=4096)
     pcie_links: int = Field(default=1, ge=1, le=4096)
+    contention: float = Field(default=0.0, ge=0, lt=1)
+    collective_wait: Seconds = 0.0
     efficiency: dict[Resource, _CurveTable] = Field(default_factory=dict)
     operators: dict[OperatorKind, _OperatorTable] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)

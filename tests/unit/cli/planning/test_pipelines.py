@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,12 @@ from nostall.parallel.sharding.cost.device_mesh import ClusterMesh  # noqa: E402
 from nostall.parallel.sharding.cost.prices import Prices  # noqa: E402
 from nostall.parallel.sharding.cost.rates import DeviceRates  # noqa: E402
 from nostall.parallel.sharding.graph import replicated  # noqa: E402
-from nostall.parallel.sharding.planners.sharding import ShardingPlan, priced_plan  # noqa: E402
+from nostall.parallel.sharding.planners.sharding import (  # noqa: E402
+    Options,
+    ShardingPlan,
+    plan_sharding,
+    priced_plan,
+)
 
 SAMPLES = 16
 RATES = DeviceRates("slow", {"float64": 1e8}, 1e9)
@@ -147,3 +153,31 @@ def test_the_time_is_divided_and_both_reasons_are_said(monkeypatch: pytest.Monke
         plan_sharding_command(request, None, Format.TABLE, quiet=True, context=NO_CONTEXT)
     assert given[0] == pytest.approx(20)
     assert 10 <= given[1] <= 30
+
+
+def test_a_pipeline_lists_the_engines_as_candidates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether it was faster than shardings of the whole batch, or asked for."""
+    job, file = _job(nn.Linear(8, 8)), tmp_path / "plan.json"
+
+    def write(*_: object, **__: object) -> None:
+        file.write_text('{"planner": "sharding"}')
+
+    def found(*_: object) -> list[ShardingPlan]:
+        graph = capture(job, SAMPLES, (2,)).graph
+        prices = Prices(graph, ClusterMesh(CLUSTER, (2,)), RATES)
+        return plan_sharding(prices, Options())[1]
+
+    monkeypatch.setattr("nostall.parallel.module.load_job", lambda _: job)
+    monkeypatch.setattr(sharding, "device_rates", lambda _: RATES)
+    monkeypatch.setattr(sharding, "show_hybrid", write)
+    monkeypatch.setattr(sharding, "_plan", found)
+    monkeypatch.setattr(sharding, "_pipelines", lambda *_: PipelineOffer("", 1e-9, write))
+    request = ShardingRequest("train.py:build", CLUSTER, None, "h100-dgx", SAMPLES, 2.0, 30.0)
+    for own in (request, replace(request, micro_batch=4)):
+        plan_sharding_command(own, file, Format.TABLE, quiet=True, context=NO_CONTEXT)
+        document = json.loads(file.read_text())
+        assert {c["engine"] for c in document["candidates"]} == {"ddp", "fsdp2"}
+        assert document["planner"] == "sharding"
+        file.unlink()

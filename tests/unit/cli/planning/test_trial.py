@@ -36,7 +36,8 @@ def trial(folder: Path, seconds: dict[str, float], *names: str) -> list[str]:
         assert not tried.check and tried.steps == STEPS + WARM_UPS
         ran.append(Path(tried.plan).stem)
         steady = [seconds[ran[-1]] * (1 + 0.01 * (len(ran) % 2))] * STEPS
-        return RunResult("engine", seconds=[9.0] * WARM_UPS + steady)
+        updates = [0.0] * (WARM_UPS + STEPS)
+        return RunResult("engine", seconds=[9.0] * WARM_UPS + steady, update_seconds=updates)
 
     trials = try_plans(config, candidates, STEPS, launch)
     assert ran == ["plan", *(name for name, _ in candidates), "plan"] * TURNS
@@ -65,7 +66,8 @@ def test_a_candidate_that_is_refused_is_left_out_and_a_refused_plan_is_an_error(
         ran.append(Path(tried.plan).stem)
         if ran[-1] == refused:
             raise BadPlan("tensor parallelism changes what the module computes")
-        return RunResult("engine", seconds=[1.0] * (STEPS + WARM_UPS))
+        times = [1.0] * (STEPS + WARM_UPS)
+        return RunResult("engine", seconds=times, update_seconds=times)
 
     trials = try_plans(config, candidates, STEPS, launch)
     assert [own.name for own in trials] == ["the plan", "ddp"]
@@ -77,8 +79,8 @@ def test_a_candidate_that_is_refused_is_left_out_and_a_refused_plan_is_an_error(
 
 
 def test_the_fastest_by_the_model_are_tried(tmp_path: Path) -> None:
-    _, found = files(tmp_path, "a", "b", "c")
-    assert [name for name, _ in found] == ["c", "b"] and len(found) == MAX_CANDIDATES
+    _, found = files(tmp_path, "a", "b", "c", "d")
+    assert [name for name, _ in found] == ["d", "c", "b"] and len(found) == MAX_CANDIDATES
 
 
 def test_a_plan_without_candidates_is_refused(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_the_planner_returns_the_faster_explorer() -> None:
     plan, explorers = plan_automap(priced, Options(seconds=2), seed=0)
     assert plan.name == "automap"
     assert {own.name for own in explorers} == {"automap-data", "automap-operator"}
-    assert plan.step_s == min(own.step_s for own in explorers)
+    assert plan.whole_s == min(own.whole_s for own in explorers)
 
 
 def test_several_mesh_dimensions_are_refused() -> None:

@@ -109,7 +109,9 @@ class Named(nn.Module):
 
 
 def test_layers_are_cut_by_names_in_pairs_of_even_size() -> None:
-    assert tensor_styles(Named(8), 4) == {"q_proj": "colwise", "o_proj": "rowwise"}
+    blocks = {"q_proj": "colwise", "o_proj": "rowwise"}
+    assert tensor_styles(Named(8), 4) == {**blocks, "lm_head": "classes"}
+    assert tensor_styles(Named(16), 16) == blocks  # the head has 8 outputs
     assert tensor_styles(Named(6), 4) == {}
     alone, tied = Named(8), Named(4)
     del alone.o_proj

@@ -1,11 +1,16 @@
 """Steps of a part as one CUDA graph, which the processor launches at once.
 
-The graph has the forward and backward pass and the reductions; clipping and the optimiser stay
-outside.  A step that does not fit it is launched operator by operator, and the reason is noted.
+The graph has the forward and backward pass, the reductions, and the sum of the loss over ranks;
+clipping and the optimiser stay outside.  Its first replay is compared with a launched step, with
+other weights than at the capture.  A step that does not fit it is launched operator by operator,
+and the reason is noted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
 from typing import Any
 
 import torch
@@ -13,13 +18,18 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from nostall.parallel.errors import CaptureFailed
+from nostall.parallel.errors import BadPlan, CaptureFailed
 from nostall.parallel.execute.parts.part import Part
 from nostall.parallel.sharding.program.cuda_graph import CudaGraph, all_ranks, wait_in
 
 WARM_UPS = 11
 """Steps before the capture: PyTorch's notes on CUDA graphs ask for these with DDP, which builds its
 buckets anew meanwhile."""
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""Relative differences of losses and of norms of gradients that a replay may have, by the type of
+the computation: kernels that add atomically differ from run to run.  0.03 for other types."""
+_LEAST = 0.05
+"""Share of the largest norm below which differences are not relative."""
 
 
 class CapturedSteps:
@@ -28,7 +38,7 @@ class CapturedSteps:
     def __init__(self, part: Part, device: torch.device) -> None:
         self._part, self._device = part, device
         self._refusal = _refusal(part, device)
-        self._has_kept = False
+        self._has_kept = self._has_whole_loss = False
         self._graph: CudaGraph[torch.Tensor] | None = None
         self._given: list[Any] = []
         """Leaves of the batch that the graph reads."""
@@ -43,6 +53,11 @@ class CapturedSteps:
         """Whether steps of the plan's batch replay a graph."""
         return self._graph is not None
 
+    @property
+    def has_whole_loss(self) -> bool:
+        """Whether the loss of the last step is the sum over ranks already."""
+        return self._has_whole_loss
+
     def overwrites(self, gradient: torch.Tensor) -> bool:
         """Whether the next step overwrites a gradient's memory."""
         return self._part.overwrites_gradients or any(
@@ -52,11 +67,16 @@ class CapturedSteps:
     def step(
         self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
     ) -> torch.Tensor:
-        """As :meth:`.part.Part.step`; gradients may be in memory that the next step overwrites."""
+        """As :meth:`.part.Part.step`; gradients may be in memory that the next step overwrites.
+
+        :attr:`has_whole_loss` says whether the returned loss is the sum over ranks.
+        """
+        self._has_whole_loss = False
         is_whole, self._has_kept = reduce and not self._has_kept, not reduce
         if not self._refusal and self._fits(inputs, targets, samples, is_whole=is_whole):
             if self._graph is None:
-                self._capture(inputs, targets)
+                with self._same_buffers():
+                    self._capture(inputs, targets)
             if self._graph is not None:
                 return self._replay(inputs, targets, scale)
         return self._part.step(inputs, targets, samples, scale=scale, reduce=reduce)
@@ -92,8 +112,7 @@ class CapturedSteps:
         return len(leaves) == len(self._given) and all(map(_is_like, leaves, self._given))
 
     def _pointers(self) -> list[int]:
-        own = self._part.parameters.values()
-        return [(p.to_local() if isinstance(p, DTensor) else p).data_ptr() for p in own]
+        return [_local(p).data_ptr() for p in self._part.parameters.values()]
 
     def _capture(self, inputs: Any, targets: Any) -> None:
         """Make the graph; a refusal takes its place if that fails on one rank."""
@@ -105,15 +124,19 @@ class CapturedSteps:
             own_inputs, own_targets = tree_unflatten(self._given, structure)
             for parameter in part.parameters.values():
                 parameter.grad = None
-            return part.step(own_inputs, own_targets, part.samples)
+            loss = part.step(own_inputs, own_targets, part.samples)
+            dist.all_reduce(loss)
+            return loss
 
         main, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
         part.prepare_capture(side)
         side.wait_stream(main)
         with torch.cuda.stream(side):
-            for _ in range(WARM_UPS - 1):
+            for _ in range(WARM_UPS - 2):
                 action()
             wait = wait_in(action)
+            with self._other_weights():
+                expected = self._results(action())
         main.wait_stream(side)
         if not all_ranks(not wait):
             self._refuse(f"a step waits for the GPU ({wait or 'on another rank'})")
@@ -121,10 +144,70 @@ class CapturedSteps:
         try:
             self._graph = CudaGraph.capture(action, warm_ups=0, stream=side)
         except CaptureFailed as error:
+            if part.is_lost_by_failed_capture:
+                raise BadPlan(f"{part.engine}: {error}; leave --capture out") from error
             self._refuse(str(error))
             return
         self._storage = self._pointers()
         self._gradients = {n: p.grad for n, p in part.parameters.items() if p.grad is not None}
+        with self._other_weights():
+            difference = self._difference(expected)
+        if not all_ranks(not difference):
+            self._graph.close()
+            self._graph = None
+            self._refuse(difference or "a replay on another rank differs from a launched step")
+
+    @contextmanager
+    def _same_buffers(self) -> Iterator[None]:
+        """Undo what the passes before the first replay do to running means and the like."""
+        before = [buffer.clone() for buffer in self._part.changed_buffers()]
+        yield
+        with torch.no_grad():
+            for buffer, value in zip(self._part.changed_buffers(), before, strict=True):
+                buffer.copy_(value)
+
+    @contextmanager
+    def _other_weights(self) -> Iterator[None]:
+        """Twice the weights, for a moment: a graph may not keep what depends on them.
+
+        A power of two, so that the weights are exactly the same afterwards.
+        """
+        own = [_local(p.detach()) for p in self._part.parameters.values()]
+        own = [p for p in own if p.is_floating_point()]
+        torch._foreach_mul_(own, 2.0)
+        yield
+        torch._foreach_mul_(own, 0.5)
+
+    def _results(self, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The loss and the norm of each local gradient."""
+        found = {
+            f"the norm of the gradient of {n}": torch.linalg.vector_norm(
+                _local(p.grad), dtype=torch.float64 if p.dtype is torch.float64 else torch.float32
+            )
+            for n, p in self._part.parameters.items()
+            if p.grad is not None
+        }
+        return {"the loss": loss.clone(), **found}
+
+    def _difference(self, expected: dict[str, torch.Tensor]) -> str:
+        """Replay the graph; where its results differ from those of a launched step, if they do."""
+        assert self._graph is not None
+        loss = self._graph()
+        assert loss is not None
+        for name, gradient in self._gradients.items():
+            self._part.parameters[name].grad = gradient
+        found = {name: float(v) for name, v in self._results(loss).items()}
+        wanted = {name: float(v) for name, v in expected.items()}
+        tolerance = _TOLERANCES.get(self._part.computation_dtype, 0.03)
+        least = _LEAST * max((abs(v) for v in wanted.values() if isfinite(v)), default=0.0)
+        for name, value in wanted.items():
+            own = found.get(name, 0.0)
+            is_close = abs(own - value) <= tolerance * max(abs(value), least)
+            if not (is_close if isfinite(own) and isfinite(value) else str(own) == str(value)):
+                return (
+                    f"a replay differs from a launched step: {name} is {own:.6g}, not {value:.6g}"
+                )
+        return ""
 
     def _refuse(self, reason: str) -> None:
         self._refusal, self._gradients = reason, {}
@@ -144,6 +227,7 @@ class CapturedSteps:
             torch._foreach_mul_(list(self._gradients.values()), scale)
         for name, gradient in self._gradients.items():
             self._part.parameters[name].grad = gradient
+        self._has_whole_loss = True
         return loss.clone()
 
 
@@ -153,10 +237,14 @@ def _refusal(part: Part, device: torch.device) -> str:
         return "a CUDA graph needs a GPU, and this run is on a CPU"
     if "nccl" not in dist.get_backend():
         return f"the processor runs the collectives of {dist.get_backend()}"
-    if part.random_operators:
+    if part.random_operators and not part.no_graph:
         names = ", ".join(part.random_operators[:3])
         return f"each step draws other random numbers ({names})"
     return part.no_graph
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _is_like(new: Any, own: Any) -> bool:

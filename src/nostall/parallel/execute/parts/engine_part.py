@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,11 +22,12 @@ from nostall.parallel.execute.parts.part import (
     RankMesh,
     TrainingModes,
 )
-from nostall.parallel.execute.parts.tensor_parallel import parallelize
+from nostall.parallel.execute.parts.tensor_parallel import loss_context, parallelize
 from nostall.parallel.module.compilation import failure
 from nostall.parallel.module.effects import random_operators
 from nostall.parallel.module.job import Job
 from nostall.parallel.module.precision import coarsest, computed_dtypes
+from nostall.parallel.module.wrapping import wrapped_blocks
 from nostall.parallel.sharding.capture.joint import JointGraph, trace_step
 from nostall.parallel.sharding.engine_file import EngineFile
 from nostall.parallel.sharding.placements import Placements
@@ -34,7 +35,6 @@ from nostall.parallel.slices import OwnSamples, split_evenly
 
 _TRACED_SAMPLES = 2
 _UNKNOWN = "operators of a module that cannot be traced"
-_UNCHECKED = "captured steps of this engine were not checked on GPUs yet"
 
 
 class EnginePart(Noted):
@@ -67,8 +67,8 @@ class EnginePart(Noted):
         self._kept = KeptGradients()
         self._compiled: list[torch.nn.Module] = []
         self._loss: Any = job.loss
+        self._are_logits_cut = False
         if self._is_tensor_parallel:
-            self.no_graph = _UNCHECKED
             self._cut(module, device, policy)
         elif plan.engine == "ddp":
             _check_policy(plan, policy)
@@ -79,10 +79,12 @@ class EnginePart(Noted):
             if has_unused:
                 self.no_graph = "DDP asks all ranks in each step which parameters have gradients"
         else:
-            self.no_graph = _UNCHECKED
+            self.is_lost_by_failed_capture = True
             if plan.reshard_after_forward:
                 self.no_graph = "FSDP2 frees and gathers parameters in each step"
             self._shard(module, device, policy)
+        if joint is None:
+            self.no_graph = "the module cannot be traced, so what it draws and decides is unknown"
         if plan.is_compiled:
             self.compile()
         self.parameters: Mapping[str, torch.nn.Parameter] = dict(module.named_parameters())
@@ -115,7 +117,10 @@ class EnginePart(Noted):
         # The engines of parts of a batch average over ranks, and gradients of parts are summed.
         factor = 1 if self._is_tensor_parallel else dist.get_world_size()
         # DDP decides in the forward pass whether the backward pass reduces.
-        with nullcontext() if reduce or not is_ddp else self._call.no_sync():
+        with (
+            nullcontext() if reduce or not is_ddp else self._call.no_sync(),
+            loss_context(self._are_logits_cut),
+        ):
             loss = self._forward(inputs, targets) * self._weight(samples)
             (loss * (scale * factor)).backward()
         if not (is_fsdp2 or reduce):
@@ -123,12 +128,14 @@ class EnginePart(Noted):
         return self._counted_loss(loss.detach())
 
     def compile(self) -> None:
-        """The whole module, or each group of FSDP2 alone; and the loss."""
+        """The whole module, or each block of FSDP2 and of tensor parallelism; and the loss."""
         parts = dict(self.job.module.named_modules())
-        self._compiled = [parts[name] for name in self.plan.wrap] or [self.job.module]
+        blocks = wrapped_blocks(self.job.module) if self._is_tensor_parallel else self.plan.wrap
+        self._compiled = [parts[name] for name in blocks] or [self.job.module]
         for part in self._compiled:
             part.compile()
-        self._loss = torch.compile(self.job.loss)
+        if not self._are_logits_cut:
+            self._loss = torch.compile(self.job.loss)
 
     def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
         try:
@@ -163,7 +170,11 @@ class EnginePart(Noted):
         self, inputs: Any, targets: Any, samples: int, *, is_training: bool
     ) -> torch.Tensor:
         call = self.job.module if self.plan.engine == "ddp" else self._call
-        with torch.no_grad(), self._modes.set(is_training=is_training):
+        with (
+            torch.no_grad(),
+            self._modes.set(is_training=is_training),
+            loss_context(self._are_logits_cut),
+        ):
             loss = self._counted_loss(self._run(inputs, targets, call) * self._weight(samples))
         # Without a backward pass, FSDP2 may keep what it gathered beyond a step of the optimiser.
         for part in self.job.module.modules():
@@ -188,7 +199,7 @@ class EnginePart(Noted):
 
     def _counted_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """The rank's part of the loss; with tensor parallelism, rank 0 has all of it."""
-        loss = loss.double()
+        loss = (loss.full_tensor() if isinstance(loss, DTensor) else loss).double()
         is_counted = not self._is_tensor_parallel or dist.get_rank() == 0
         return loss if is_counted else torch.zeros_like(loss)
 
@@ -203,8 +214,10 @@ class EnginePart(Noted):
         self._call = None
         gc.collect()  # the nodes live as long as the former DDP, which refers to itself
         with torch.cuda.stream(stream):
-            # Without views, as captured steps were checked on GPUs.
-            self._call = _ddp(self.job.module, has_unused, as_views=False)
+            self._call = _ddp(self.job.module, has_unused)
+
+    def changed_buffers(self) -> Sequence[torch.Tensor]:
+        return list(self.job.module.buffers())
 
     def _cut(
         self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None
@@ -218,7 +231,9 @@ class EnginePart(Noted):
                 "with ddp"
             )
         module.to(device)
-        parallelize(self.job, self.plan.styles, device)
+        self._are_logits_cut = parallelize(self.job, self.plan.styles, device)
+        if "classes" in self.plan.styles.values() and not self._are_logits_cut:
+            self.note("the head is whole: the loss takes no logits that are cut by classes")
 
     def _shard(
         self, module: torch.nn.Module, device: torch.device, policy: MixedPrecisionPolicy | None
@@ -241,12 +256,10 @@ class EnginePart(Noted):
             )
 
 
-def _ddp(
-    module: torch.nn.Module, has_unused: bool, *, as_views: bool = True
-) -> DistributedDataParallel:
+def _ddp(module: torch.nn.Module, has_unused: bool) -> DistributedDataParallel:
     """DDP; gradients that are views of its buckets save a copy of each."""
     return DistributedDataParallel(
-        module, find_unused_parameters=has_unused, gradient_as_bucket_view=as_views
+        module, find_unused_parameters=has_unused, gradient_as_bucket_view=True
     )
 
 

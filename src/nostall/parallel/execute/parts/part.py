@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -75,6 +75,10 @@ class Part(Protocol):
     """Why the steps cannot be CUDA graphs; empty if they may be."""
     overwrites_gradients: bool
     """Whether a step with ``reduce`` overwrites the memory of gradients of earlier steps."""
+    is_lost_by_failed_capture: bool
+    """Whether no step can run after a capture that failed."""
+    computation_dtype: torch.dtype
+    """The type with the coarsest numbers that a step computes with."""
 
     def note(self, text: str) -> None:
         """Add to the notes, once."""
@@ -82,6 +86,10 @@ class Part(Protocol):
 
     def prepare_capture(self, stream: Any) -> None:
         """Get ready for a capture on a CUDA stream; a collective call."""
+        ...
+
+    def changed_buffers(self) -> Sequence[torch.Tensor]:
+        """Buffers that a step may change, such as running means."""
         ...
 
     def compile(self) -> None:
@@ -133,7 +141,7 @@ class Noted:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.no_graph = ""
-        self.overwrites_gradients = False
+        self.overwrites_gradients = self.is_lost_by_failed_capture = False
 
     def note(self, text: str) -> None:
         """See :class:`Part`."""
@@ -142,6 +150,10 @@ class Noted:
 
     def prepare_capture(self, stream: Any) -> None:
         """See :class:`Part`; most parts need nothing."""
+
+    def changed_buffers(self) -> Sequence[torch.Tensor]:
+        """See :class:`Part`; traced steps change none."""
+        return ()
 
 
 class KeptGradients:

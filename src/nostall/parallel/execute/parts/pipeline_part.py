@@ -47,6 +47,7 @@ class PipelinePart(Noted):
             raise BadPlan(f"engine {options.engine!r} is unknown; allowed are {', '.join(ENGINES)}")
         self.model, self.workload, self.plan, self.options = model, workload, plan, options
         self.samples, self.loss_dtype = workload.global_batch, model.loss_dtype
+        self.computation_dtype = model.computation_dtype
         self.random_operators = model.random_operations
         self._modes = TrainingModes(model.job.module, model.traced.module)
         self._groups = ProcessGroups(options.device, options.deadline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from typing import Any
 
@@ -10,14 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.module.job import Job, to_device
@@ -25,9 +28,11 @@ from nostall.parallel.sharding.engine_file import Style
 
 SAMPLES = 2
 """Samples of the comparison."""
-_STYLES: Mapping[Style, type[ParallelStyle]] = {
-    "colwise": ColwiseParallel, "rowwise": RowwiseParallel,
-}  # fmt: skip
+_STYLES: Mapping[Style, ParallelStyle] = {
+    "colwise": ColwiseParallel(),
+    "rowwise": RowwiseParallel(),
+    "words": RowwiseParallel(input_layouts=Replicate()),
+}
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Relative errors of the loss and the norms of gradients by the coarsest type; 0.05 for others."""
 
@@ -36,18 +41,23 @@ _LEAST = 0.05
 rounding, such as that of the bias of keys, has any other value."""
 
 
-def parallelize(job: Job, styles: Mapping[str, Style], device: torch.device) -> None:
-    """Cut the linear layers of a job's module over all ranks, in place; all else is on each rank.
+def parallelize(job: Job, styles: Mapping[str, Style], device: torch.device) -> bool:
+    """Cut layers of a job's module over all ranks, in place; all else is on each rank.
 
-    All parameters become DTensors.  Raises :class:`BadPlan` if a style names no linear layer, or if
-    the module then computes another loss or other gradients: a fixed number of heads in a view, for
-    example, fits no part of the heads.
+    All parameters become DTensors.  Returns whether logits are cut by classes: the loss and its
+    backward pass then run in :func:`loss_context`.  They are whole if the loss takes no cut ones.
+
+    Raises :class:`BadPlan` if a style names no layer of its kind, or if the module then computes
+    another loss or other gradients: a fixed number of heads in a view, for example, fits no part of
+    the heads.
     """
     module, parts = job.module, dict(job.module.named_modules())
-    for name in styles:
-        if not isinstance(parts.get(name), nn.Linear):
+    for name, style in styles.items():
+        kind = nn.Embedding if style == "words" else nn.Linear
+        if not isinstance(parts.get(name), kind):
             raise BadPlan(
-                f"the plan cuts {name}, which is no linear layer of the module; plan again from it"
+                f"the plan cuts {name}, which is no {kind.__name__} of the module; plan again from "
+                "it"
             )
     expected = _loss_and_norms(job, device)
     before = {
@@ -55,34 +65,67 @@ def parallelize(job: Job, styles: Mapping[str, Style], device: torch.device) -> 
         for name, p in module.named_parameters(remove_duplicate=False)
     }
     mesh = DeviceMesh(device.type, torch.arange(dist.get_world_size()))
+    heads = [parts[name] for name, own in styles.items() if own == "classes"]
     for name, part in parts.items():
         if name not in styles:
-            _replicate(part, mesh)
-    parallelize_module(module, mesh, {name: _STYLES[own]() for name, own in styles.items()})
+            _hold(part, mesh, Replicate())
+    by_name = {name: _STYLES[own] for name, own in styles.items() if own != "classes"}
+    parallelize_module(module, mesh, by_name)
+    hooks = [hook for head in heads for hook in _hold(head, mesh, Shard(0), returns_whole=False)]
     _tie(module, before)
+    failure = _difference(job, device, expected, are_logits_cut=bool(heads))
+    if not failure:
+        return bool(heads)
+    for hook in hooks:
+        hook.remove()
+    for head in heads:
+        for name, parameter in list(head.named_parameters(recurse=False)):
+            head.register_parameter(name, nn.Parameter(_as_local(parameter.detach())))
+        _hold(head, mesh, Replicate())
+    _tie(module, before)
+    failure = _difference(job, device, expected) if heads else failure
+    if failure:
+        raise BadPlan(_refusal(failure))
+    return False
+
+
+def loss_context(are_logits_cut: bool) -> AbstractContextManager[None]:
+    """Where a loss and its backward pass run; within it, cross-entropy takes cut logits."""
+    return loss_parallel() if are_logits_cut else nullcontext()
+
+
+def _difference(
+    job: Job, device: torch.device, expected: Mapping[str, float], *, are_logits_cut: bool = False
+) -> str:
+    """Where the loss or a gradient differs from the whole module's; empty if none does."""
     try:
-        found = _loss_and_norms(job, device)
+        with loss_context(are_logits_cut):
+            found = _loss_and_norms(job, device)
     except Exception as error:  # of the user's module, which may check a width itself
         text = " ".join(str(error).split("\n", 1)[0][:200].split())
-        raise BadPlan(_refusal(f"{type(error).__name__}: {text}".rstrip(": "))) from error
-    tolerance = _tolerance(module)
+        job.module.zero_grad()
+        return f"{type(error).__name__}: {text}".rstrip(": ")
+    tolerance = _tolerance(job.module)
     least = _LEAST * max((abs(v) for v in expected.values() if isfinite(v)), default=0.0)
     for name, value in expected.items():
         own = found.get(name, 0.0)
         is_close = abs(own - value) <= tolerance * max(abs(value), least)
         if not (is_close if isfinite(own) and isfinite(value) else str(own) == str(value)):
-            raise BadPlan(_refusal(f"{name} is {own:.6g} and not {value:.6g}"))
+            return f"{name} is {own:.6g} and not {value:.6g}"
+    return ""
 
 
-def _replicate(part: nn.Module, mesh: DeviceMesh) -> None:
+def _hold(
+    part: nn.Module, mesh: DeviceMesh, placement: Placement, *, returns_whole: bool = True
+) -> list[RemovableHandle]:
     """Make a module's own parameters DTensors; a leaf then computes with these, and returns local
-    tensors as before."""
+    tensors as before, or else what is cut.  Returns the hooks."""
     own = dict(part.named_parameters(recurse=False))
     for name, parameter in own.items():
-        whole = distribute_tensor(parameter.detach(), mesh, [Replicate()])
-        part.register_parameter(name, nn.Parameter(whole, parameter.requires_grad))
+        held = distribute_tensor(parameter.detach(), mesh, [placement])
+        part.register_parameter(name, nn.Parameter(held, parameter.requires_grad))
     if not own or any(True for _ in part.children()):
-        return
+        return []
 
     def given(_: nn.Module, inputs: Any, named: Any) -> Any:
         return tree_map(lambda leaf: _as_replica(leaf, mesh), (inputs, named))
@@ -90,8 +133,8 @@ def _replicate(part: nn.Module, mesh: DeviceMesh) -> None:
     def returned(_: nn.Module, inputs: Any, output: Any) -> Any:
         return tree_map(_as_local, output)
 
-    part.register_forward_pre_hook(given, with_kwargs=True)
-    part.register_forward_hook(returned)
+    hooks = [part.register_forward_pre_hook(given, with_kwargs=True)]
+    return [*hooks, part.register_forward_hook(returned)] if returns_whole else hooks
 
 
 def _as_replica(leaf: Any, mesh: DeviceMesh) -> Any:

@@ -3,7 +3,7 @@
 An operator takes the larger of its arithmetic at the GPU's FLOP/s and its local tensors at the
 memory's bytes/s, as a kernel of its own: fusion is not modelled.  Collectives do not overlap with
 operators here, and each redistribution has its own; :mod:`.timeline` models overlap and buckets of
-gradients.  The step of the optimiser is not included.
+gradients.  The step of the optimiser is apart.
 """
 
 from __future__ import annotations

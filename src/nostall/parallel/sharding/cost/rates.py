@@ -26,6 +26,9 @@ class DeviceRates:
     contention: float = 0.0
     """Share of their speed that operators lose while a collective runs, between 0 and 1."""
 
+    wait_s: float = 0.0
+    """Seconds that a collective beside operators waits for multiprocessors that they have."""
+
     def compute_s(self, flops: float, dtype: str) -> float:
         """Seconds of ``flops`` floating-point operations on elements of type ``dtype``.
 

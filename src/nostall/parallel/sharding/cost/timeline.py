@@ -96,11 +96,11 @@ class _Clock:
             else:
                 self.compute(priced.seconds)
 
-    def send(self, priced: PricedStep, ready: float) -> float:
+    def send(self, priced: PricedStep, ready: float, wait_s: float = 0.0) -> float:
         """Run one step of a redistribution whose tensor exists at ``ready``; returns its end."""
         self.processor += self.send_s
         begin = max(self.link, self.processor, ready)
-        self.link = begin + priced.seconds
+        self.link = begin + priced.seconds + wait_s
         self.busy.append((begin, self.link))
         self.collectives_s += priced.seconds
         if priced.step.kind in COLLECTIVES:
@@ -137,7 +137,7 @@ def timeline(
         if isinstance(action, Start):
             time = clock.gpu
             for priced in _started(prices, assignment, action.edges):
-                time = clock.send(priced, time)
+                time = clock.send(priced, time, rates.wait_s)
             arrives.update(dict.fromkeys(action.edges, time))
             continue
         operator = graph.operators[action.operator]

@@ -166,7 +166,8 @@ class _Table:
             )
         seconds = max(1.0, min(ENTRY_SECONDS, self.until - planning_clock()))
         if captured.devices > 1:
-            plan = plan_sharding(prices, Options(limit, self.state_factor, seconds))[0]
+            options = Options(limit, self.state_factor, seconds, 1 / self.micro_batches)
+            plan = plan_sharding(prices, options)[0]
         else:
             plan = priced_plan("one GPU", prices, replicated(prices.graph), self.state_factor)
         if not plan.fits(limit):

@@ -29,6 +29,8 @@ _MEGATRON: tuple[tuple[str, int, int | None], ...] = (
 )
 """(part of a parameter's name, sharded dimension of a matrix, that of a vector or None).  Megatron
 shards embeddings by vocabulary; DTensor's strategies have no such one, so it is their width."""
+HEADS = r"(^|\.)(lm_head|output_layer)($|\.)"
+"""Names of layers whose outputs are logits of classes."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Rule:
     """For the last mesh dimension."""
     outer: Wanted
     """For the others."""
+    keeps_parameters: bool = False
+    """Whether operators read parameters as they are stored, so that none is gathered."""
 
 
 def _data_parallel(operator: Operator, graph: ShardingGraph) -> Placement | None:
@@ -66,6 +70,14 @@ def _megatron(operator: Operator, graph: ShardingGraph) -> Placement | None:
     return REPLICATED
 
 
+def _tensor_parallel(operator: Operator, graph: ShardingGraph) -> Placement | None:
+    """As Megatron's rules, with heads cut by classes and embeddings whole: no strategy of DTensor
+    cuts an embedding by words."""
+    if operator.kind == "parameter" and re.search(_MEGATRON[-1][0], operator.target):
+        return shard(0) if re.search(HEADS, operator.target) else REPLICATED
+    return _megatron(operator, graph)
+
+
 def megatron_dim(weight: str) -> int | None:
     """The dimension of a linear layer's weight inside a block that Megatron's rules shard.
 
@@ -85,10 +97,12 @@ RULES: Mapping[str, Rule] = {
         Rule("data-parallel", _data_parallel, _data_parallel),
         Rule("fsdp", _fsdp, _fsdp),
         Rule("megatron", _megatron, _data_parallel),
+        Rule("tensor-parallel", _tensor_parallel, _data_parallel, keeps_parameters=True),
         Rule("replicated", _replicated, _replicated),
     )
 }
-"""Rules by name.  On two mesh dimensions, ``megatron`` is data parallel on the outer one."""
+"""Rules by name.  On two mesh dimensions, ``megatron`` and ``tensor-parallel`` are data parallel on
+the outer one."""
 
 
 def allowed_strategies(rule: Rule, graph: ShardingGraph, mesh_dim: int) -> list[frozenset[int]]:
@@ -109,4 +123,25 @@ def allowed_strategies(rule: Rule, graph: ShardingGraph, mesh_dim: int) -> list[
         is_fallback = not is_sharded(found)
         fallback = placements.index(REPLICATED)
         result.append(frozenset({fallback if is_fallback else placements.index(found)}))
+    if rule.keeps_parameters and mesh_dim == len(graph.mesh) - 1:
+        _keep_parameters(graph, mesh_dim, result)
     return result
+
+
+def _keep_parameters(graph: ShardingGraph, mesh_dim: int, allowed: list[frozenset[int]]) -> None:
+    """Leave the strategies that read parameters, and views of them, as they are stored."""
+    stored: dict[int, Placement] = {}
+    for number, operator in enumerate(graph.operators):
+        strategies = operator.strategies[mesh_dim]
+        known = {p: stored[t] for p, t in enumerate(operator.inputs) if t in stored}
+        if operator.kind != "parameter":
+            fitting = frozenset(
+                n for n in allowed[number]
+                if known and all(strategies[n].inputs[p] == own for p, own in known.items())
+            )  # fmt: skip
+            allowed[number] = fitting or allowed[number]
+        if operator.kind == "parameter" or (known and number in graph.stored_operators):
+            for position, tensor in enumerate(operator.outputs):
+                found = {strategies[n].outputs[position] for n in allowed[number]}
+                if len(found) == 1:
+                    stored[tensor] = next(iter(found))

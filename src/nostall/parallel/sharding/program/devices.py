@@ -200,6 +200,19 @@ def sum_together(
     return run(devices, tensors, steps)
 
 
+def sum_in_place(devices: Devices, values: Values, step: Step) -> Values:
+    """An all-reduce that overwrites contiguous tensors, which nothing reads afterwards."""
+    devices.collectives[step.kind] += 1
+    return _mean(devices, devices.add(values, step.mesh_dim), step)
+
+
+def holds_memory_alone(value: torch.Tensor) -> bool:
+    """Whether no other tensor has a part of the memory of one."""
+    storage = value.untyped_storage()
+    # The tensor and the Python object of its storage; PyTorch's trees of CUDA graphs count so.
+    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)
+
+
 def _reduce_together(
     devices: Devices, tensors: Sequence[Values], steps: Sequence[Step]
 ) -> list[Values]:

@@ -5,8 +5,8 @@ The positions of tensors among the arguments are found once, so that a call cost
 Operators that replace, on a GPU, those that PyTorch has for CPUs only.
 
 Steps are traced for CPUs, so that a plan can be made without a GPU.  The one operator that PyTorch
-selects by device is attention: the CPU's becomes FlashAttention for half precision without a mask,
-and memory-efficient attention otherwise.
+selects by device is attention: the CPU's becomes cuDNN's where PyTorch would take it, else
+FlashAttention for half precision without a mask, and memory-efficient attention.
 
 Arguments of operators that hold sizes of whole tensors, replaced by those of local ones.
 """
@@ -14,10 +14,12 @@ Arguments of operators that hold sizes of whole tensors, replaced by those of lo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.nn.attention import SDPBackend
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.parallel.errors import BadPlan
@@ -72,6 +74,37 @@ def _attention_backward(
     return gradients[0], gradients[1], gradients[2]
 
 
+def _cudnn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: None = None,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As :func:`_attention`, by cuDNN and without a mask."""
+    _check(query, dropout_p)
+    result = _aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, True, 0.0, is_causal, scale=scale
+    )
+    return result[0], result[1].reshape(query.shape[:3])
+
+
+def _cudnn_backward(
+    *saved: Any, attn_mask: None = None, scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As :func:`_attention_backward`, by cuDNN and without a mask."""
+    gradient, query, key, value, output, sums, _dropout, is_causal = saved
+    seed = torch.empty((), dtype=torch.int64, device=query.device)
+    gradients = _aten._scaled_dot_product_cudnn_attention_backward(
+        gradient, query, key, value, output, sums.unsqueeze(-1), seed, seed, None, None, None,
+        query.shape[2], key.shape[2], 0.0, is_causal, scale=scale,
+    )  # fmt: skip
+    return gradients[0], gradients[1], gradients[2]
+
+
 def _check(query: torch.Tensor, dropout_p: float) -> None:
     """Raise :class:`BadPlan` for attention that has no kernel here."""
     if dropout_p:
@@ -106,6 +139,40 @@ GPU_OPERATORS: dict[Any, Callable[..., Any]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
 }
 """By operator for CPUs, the function that replaces it."""
+CUDNN_OPERATORS: dict[Any, Callable[..., Any]] = {
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _cudnn,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _cudnn_backward,
+}
+"""The same where cuDNN computes attention."""
+
+
+def _gpu_operator(target: Any, node: Node, device: torch.device) -> Any:
+    """The operator that a GPU runs in the place of one that was traced for a CPU."""
+    if target in CUDNN_OPERATORS and device.type == "cuda" and node.kwargs.get("attn_mask") is None:
+        first = 0 if CUDNN_OPERATORS[target] is _cudnn else 1
+        query, key = (own.meta["val"] for own in node.args[first : first + 2])
+        options = (*node.args, node.kwargs.get("is_causal", False))
+        is_causal = any(own is True for own in options)
+        sizes = (query.shape[2], key.shape[2], query.shape[3])
+        has_one_head_each = query.shape[1] == key.shape[1]
+        if has_one_head_each and _takes_cudnn(*sizes, query.dtype, device, is_causal=is_causal):
+            return CUDNN_OPERATORS[target]
+    return GPU_OPERATORS.get(target, target)
+
+
+@cache
+def _takes_cudnn(
+    queries: int, keys: int, width: int, dtype: torch.dtype, device: torch.device, *,
+    is_causal: bool,
+) -> bool:  # fmt: skip
+    """Whether PyTorch selects cuDNN for attention of these sizes; a head of a sample decides."""
+    query, key = (
+        torch.empty(1, 1, length, width, dtype=dtype, device=device, requires_grad=True)
+        for length in (queries, keys)
+    )
+    with torch.enable_grad():
+        found = torch._fused_sdp_choice(query, key, key, None, 0.0, is_causal)
+    return bool(found == int(SDPBackend.CUDNN_ATTENTION))
 
 
 Shape = tuple[int, ...]
@@ -176,7 +243,7 @@ class LocalOperator:
         self.indices, self.shapes = tuple(indices), tuple(shapes)
         self.node_target: Any = node.target
         target: Any = _WITHOUT_STRIDES.get(self.node_target, self.node_target)
-        self.target = GPU_OPERATORS.get(target, target) if device.type != "cpu" else target
+        self.target = target if device.type == "cpu" else _gpu_operator(target, node, device)
         self._has_sizes = self.node_target in SIZE_ARGUMENTS
         leaves, self._structure = tree_flatten((list(node.args), dict(node.kwargs)))
         self._leaves = [device if isinstance(leaf, torch.device) else leaf for leaf in leaves]

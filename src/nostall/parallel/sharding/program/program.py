@@ -21,8 +21,10 @@ from nostall.parallel.sharding.placements import REPLICATED, Placements, local_s
 from nostall.parallel.sharding.program.devices import (
     Devices,
     Values,
+    holds_memory_alone,
     redistribute,
     scatter,
+    sum_in_place,
     sum_together,
 )
 from nostall.parallel.sharding.program.local_operator import LocalOperator
@@ -211,6 +213,7 @@ class ShardedProgram:
         ``sums`` names are added to it, and are part of the result if it says so.
         """
         run = _Run(self, parameters, buffers, leaves, sums or KeptSums())
+        run.may_overwrite = record is None
         for action in self._actions(until, is_recorded=record is not None and not until):
             outputs = run.do(action)
             if record is not None:
@@ -257,17 +260,36 @@ class ShardedProgram:
         return self.redistributed(record[edge.tensor], edge)[0]
 
     def start(
-        self, edges: Sequence[Edge], tensors: Sequence[Values]
+        self, edges: Sequence[Edge], tensors: Sequence[Values], *, may_overwrite: bool
     ) -> dict[Edge, Callable[[], Values]]:
-        """Start the redistributions of edges; for each, a function that waits for its result."""
+        """Start the redistributions of edges; for each, a function that waits for its result.
+
+        With ``may_overwrite``, the result may take the memory of a tensor that nothing reads later.
+        """
+        overwrites = may_overwrite and self._is_overwritten(edges, tensors[0])
 
         def work() -> list[Values]:
+            if overwrites:
+                step = bucket_step(self.step.graph, self.assignment, edges[0])
+                assert step is not None
+                return [sum_in_place(self.devices, tensors[0], step)]
             if len(edges) == 1:
                 return [self.redistributed(tensors[0], edges[0])]
             return sum_together(self.devices, tensors, [self._bucket_steps[e] for e in edges])
 
         wait = self._side.start(work, list(itertools.chain.from_iterable(tensors)))
         return {edge: partial(_entry, wait, number) for number, edge in enumerate(edges)}
+
+    def _is_overwritten(self, edges: Sequence[Edge], tensor: Values) -> bool:
+        """Whether the sum of one gradient over devices can take its memory."""
+        step = bucket_step(self.step.graph, self.assignment, edges[0])
+        return (
+            len(edges) == 1
+            and step is not None
+            and step.kind == "all-reduce"
+            and edges[0].tensor in self._freed.get(edges[0], ())
+            and all(own.is_contiguous() and holds_memory_alone(own) for own in tensor)
+        )
 
     def redistributed(self, value: Values, edge: Edge) -> Values:
         """The tensor of an edge in the placement in which its consumer needs it."""
@@ -335,6 +357,7 @@ class _Run:
         """The tensors that exist, by number."""
         self._parameters, self._buffers, self._leaves = parameters, buffers, leaves
         self._sums = sums
+        self.may_overwrite = False
         self._started: dict[Edge, Callable[[], Values]] = {}
         self._loss: Values = []
 
@@ -366,7 +389,9 @@ class _Run:
         for own in (kept, [edge for edge in edges if edge not in kept]):
             values = [self._gradient(e) if own is kept else self.values[e.tensor] for e in own]
             if own and (own is not kept or self._sums.reduce):
-                self._started.update(self.program.start(own, values))
+                self._started.update(
+                    self.program.start(own, values, may_overwrite=self.may_overwrite)
+                )
 
     def _is_summed(self, edge: Edge) -> bool:
         consumer = self.graph.operators[edge.consumer]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -30,6 +32,12 @@ from tests.unit.parallel.execute.trainer.models import (  # noqa: E402
     sharding,
 )
 from tests.unit.parallel.execute.trainer.ranks import adamw  # noqa: E402
+
+
+def kept_whole(job: Any) -> Any:
+    """FSDP2 that frees gathered parameters after the backward pass."""
+    return replace(engine(job, "fsdp2", 1), reshard_after_forward=False)
+
 
 PLANS: dict[str, Callable[[Any], Any]] = {
     "sharding": lambda job: sharding(job, "data-parallel", 1),
@@ -70,19 +78,31 @@ def one_process() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+class StaleGraph(Graph):
+    """Reads the weights of the capture."""
+
+    def __call__(self) -> Any:
+        return self.loss
+
+
 @contextmanager
 def captured(
-    monkeypatch: pytest.MonkeyPatch, plan: Any, wait: str = "", failure: str = ""
+    monkeypatch: pytest.MonkeyPatch,
+    plan: Any,
+    wait: str = "",
+    failure: str = "",
+    graph: type[Graph] = Graph,
+    job: Any = None,
 ) -> Iterator[Trainer]:
     """A trainer whose capture uses the stand-in."""
-    trainer = build(plan(chain()), chain(), adamw)
+    trainer = build(plan(job or chain()), job or chain(), adamw)
 
     class Capture:
         @staticmethod
         def capture(action: Callable[[], Any], **_: Any) -> Graph:
             if failure:
                 raise CaptureFailed(failure)
-            return Graph(trainer, action)
+            return graph(trainer, action)
 
     def wait_in(action: Callable[[], Any]) -> str:
         action()
@@ -173,6 +193,100 @@ def test_a_capture_that_fails_trains_by_launches(
         assert not trainer._steps.is_captured
 
 
+def test_a_replay_that_differs_from_a_launched_step_is_refused(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with captured(monkeypatch, PLANS["sharding"], graph=StaleGraph) as trainer:
+        reference = Single(chain(), adamw)
+        trainer.forward_backward(batch(0))
+        reference.forward_backward(batch(0))
+        check(trainer, reference)
+        (note,) = trainer.notes
+        assert "a replay differs from a launched step: the loss is " in note
+        assert not trainer._steps.is_captured
+
+
+class Branches(torch.nn.Linear):
+    """Control that depends on values, which no trace repeats."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x if x.sum() > 0 else -2 * x)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_engines_run_modules_that_cannot_be_traced(kind: str, one_process: None) -> None:
+    torch.manual_seed(0)
+    job = replace(chain(), module=Branches())
+    reference = Single(copy.deepcopy(job), adamw)
+    trainer = build(engine(job, kind, 1), job, adamw).capture()
+    assert "the module cannot be traced" in trainer._part.no_graph
+    for first in (0, 8, 16):
+        trainer.forward_backward(batch(first))
+        reference.forward_backward(batch(first))
+        gradients = trainer._part.whole_gradients()
+        for name, parameter in reference.job.module.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad)
+        for process in (trainer, reference):
+            process.optimizer.step()
+            process.zero_grad()
+
+
+class Counted(torch.nn.Linear):
+    """Counts its calls, as a running mean does."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_buffers_change_once_a_step(one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passes of the capture leave no trace."""
+    own = replace(chain(), module=Counted())
+    with captured(monkeypatch, PLANS["ddp"], job=own) as trainer:
+        start = float(own.module.calls)
+        for first in (0, 8):
+            trainer.forward_backward(batch(first))
+        assert trainer._steps.is_captured and float(own.module.calls) == start + 2
+
+
+def test_numbers_of_python_are_not_captured(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace sees a constant in their place, and a replay the one of the capture."""
+    with captured(
+        monkeypatch, PLANS["ddp"], graph=StaleGraph, job=replace(chain(), module=Drawn())
+    ) as trainer:
+        trainer.forward_backward(batch(0))
+        assert "a replay differs from a launched step" in trainer.notes[0]
+
+
+class Drawn(torch.nn.Linear):
+    """A factor that Python draws."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * (1 + random.random())
+
+
+def test_fsdp2_does_not_go_on_after_a_capture_that_failed(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        captured(monkeypatch, kept_whole, failure="no kernel") as trainer,
+        pytest.raises(BadInput, match="fsdp2: no kernel; leave --capture out"),
+    ):
+        trainer.forward_backward(batch(0))
+
+
 def test_what_cannot_be_captured_is_named(
     one_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,10 +294,9 @@ def test_what_cannot_be_captured_is_named(
     assert unused.no_graph == "DDP asks all ranks in each step which parameters have gradients"
     sharded = build(engine(chain(), "fsdp2", 1), chain(), adamw)._part
     assert sharded.no_graph == "FSDP2 frees and gathers parameters in each step"
-    kept = replace(engine(chain(), "fsdp2", 1), reshard_after_forward=False)
-    assert "not checked on GPUs" in build(kept, chain(), adamw)._part.no_graph
+    assert build(kept_whole(chain()), chain(), adamw)._part.no_graph == ""
     cut = engine(language(), "tp", 1)
-    assert "not checked on GPUs" in build(cut, language(), adamw)._part.no_graph
+    assert build(cut, language(), adamw)._part.no_graph == ""
     trainer = build(pipeline(chain(), (0,)), chain(), adamw)
     part, gpu = trainer._part, torch.device("cuda")
     refusal = captured_steps._refusal

@@ -7,8 +7,14 @@ import pytest
 from nostall.papers.automap.pipeline import explore_pipeline
 from nostall.papers.automap.planner import plan_automap
 from nostall.parallel.plan import Workload
+from nostall.parallel.sharding.cost.memory import ADAM_STATE_FACTOR
+from nostall.parallel.sharding.graph import replicated
 from nostall.parallel.sharding.hybrid.search import cost_table
-from nostall.parallel.sharding.planners.sharding import Options, plan_sharding
+from nostall.parallel.sharding.planners.sharding import (
+    Options,
+    plan_sharding,
+    priced_plan,
+)
 from nostall.report.plan.sharding import sharding_sentences, speedup_sentence
 from tests.unit.parallel.cases import profile, servers
 from tests.unit.parallel.sharding.steps import captured, prices
@@ -20,11 +26,11 @@ def test_a_sharding_is_no_slower_than_the_rules_and_one_gpu(model: str, seconds:
     priced = prices(captured(model, 2), (2,))
     best, rules = plan_sharding(priced, Options(seconds=seconds))
     assert {plan.name for plan in rules} >= {"data-parallel", "fsdp", "replicated"}
+    one_gpu = priced_plan("one GPU", priced, replicated(priced.graph), ADAM_STATE_FACTOR)
     automap, _ = plan_automap(priced, Options(seconds=seconds), 0, rules)
     for plan in (best, automap):
-        for cheap in rules:
-            assert plan.step_s <= cheap.step_s, cheap.name
-        assert plan.step_s <= plan.one_gpu_s
+        for cheap in (*rules, one_gpu):
+            assert plan.whole_s <= cheap.whole_s, cheap.name
         assert any(line.startswith("modelled speed-up") for line in sharding_sentences(plan))
 
 

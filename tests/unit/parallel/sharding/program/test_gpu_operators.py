@@ -16,7 +16,10 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from nostall.parallel.errors import BadPlan  # noqa: E402
 from nostall.parallel.sharding.graph import replicated  # noqa: E402
 from nostall.parallel.sharding.program.devices import LocalDevices  # noqa: E402
-from nostall.parallel.sharding.program.local_operator import GPU_OPERATORS  # noqa: E402
+from nostall.parallel.sharding.program.local_operator import (  # noqa: E402
+    CUDNN_OPERATORS,
+    GPU_OPERATORS,
+)
 from nostall.parallel.sharding.program.program import ShardedProgram  # noqa: E402
 from tests.unit.parallel.sharding.steps import SAMPLES, captured, job  # noqa: E402
 
@@ -36,6 +39,17 @@ def test_attention_has_the_shapes_of_the_operator_for_cpus(dtype: object, masked
         output, query, key, value, output, sums, 0.0, not masked, attn_mask=mask, scale=0.25
     )
     assert output.shape == query.shape and sums.shape[:2] == query.shape[:2]
+    assert [g.shape for g in gradients] == [query.shape] * 3
+
+
+def test_attention_of_cudnn_has_the_same_shapes() -> None:
+    query, key, value = (torch.empty(2, 4, 24, 16, dtype=torch.bfloat16, device=META),) * 3
+    forward, backward = CUDNN_OPERATORS.values()
+    output, sums = forward(query, key, value, 0.0, True)
+    gradients = backward(
+        output, query, key, value, output, sums, 0.0, True, attn_mask=None, scale=0.25
+    )
+    assert output.shape == query.shape and sums.shape == query.shape[:3]
     assert [g.shape for g in gradients] == [query.shape] * 3
 
 

@@ -43,7 +43,7 @@ from tests.unit.parallel.sharding.steps import SAMPLES, captured, job, prices  #
 def test_a_plan_trains_as_one_device_does(model: str, mesh: tuple[int, ...]) -> None:
     step = captured(model, *mesh)
     plan, rules = plan_sharding(prices(step, mesh), Options())
-    assert all(plan.step_s <= rule.step_s * (1 + 1e-6) for rule in rules)
+    assert all(plan.whole_s <= rule.whole_s * (1 + 1e-6) for rule in rules)
     check(model, plan)
 
 
