@@ -80,11 +80,12 @@ class GraphReport:
         return bool(self.attention or self.loss)
 
     @property
-    def _blocks_line(self) -> str:
+    def blocks_line(self) -> str:
+        """What was measured of Inductor's version with measured block sizes; empty if nothing."""
         parts = [self.blocks_note] if self.blocks_note else []
         if self.blocks is not None:
             parts.insert(0, f"{self.blocks.kind} {self.blocks} over its version without")
-        return f"Inductor's kernels with tuned blocks: {'; '.join(parts)}"
+        return f"Inductor's kernels with tuned blocks: {'; '.join(parts)}" if parts else ""
 
     def add_seconds(self, activity: str, seconds: float) -> None:
         """Add wall time of an activity."""
@@ -122,8 +123,8 @@ class GraphReport:
                 continue  # a call, which the explanation of its graph names
             lines.append(f"  {count:4} x {operator}: {reason}")
         lines += [f"  left to Inductor, not accurate: kernel {text}" for text in self.inaccurate]
-        if self.blocks is not None or self.blocks_note:
-            lines.append(f"  {self._blocks_line}")
+        if line := self.blocks_line:
+            lines.append(f"  {line}")
         if self.products:
             seconds = self.seconds.get("products", 0.0)
             lines.append(f"  matrix products, {seconds:.1f} s of measurements:")

@@ -13,13 +13,18 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+from torch import Tensor
+
 LEAST_SHARE = 0.03
 """No configurations are searched for a kernel with a smaller share of the time of all kernels."""
+NEAR_COPY = 0.92
+"""No configurations are searched for a kernel that moves its tensors at so much of the bandwidth of
+a large copy: no other one gains much."""
 
 
 @dataclass
@@ -30,6 +35,8 @@ class _Kernel:
     # Milliseconds of one run; 0 if there was no time to measure it.
     milliseconds: float = 0.0
     runs: int = 0
+    # Whether it takes hardly longer than a copy of its tensors.
+    is_near_copy: bool = False
 
     @property
     def weight(self) -> float:
@@ -39,8 +46,12 @@ class _Kernel:
 class BlockTuning:
     """The search of one compiled graph's block sizes."""
 
-    def __init__(self, seconds: float) -> None:
-        """``seconds``: approximate limit of the time for all kernels."""
+    def __init__(self, seconds: float, copy_bytes_per_second: float) -> None:
+        """``seconds``: approximate limit of the time for all kernels.
+
+        ``copy_bytes_per_second``: bandwidth of a large copy, bytes read plus bytes written.
+        """
+        self._copy_bytes_per_second = copy_bytes_per_second
         self._limit, self._began = seconds, time.perf_counter()
         self._kernels: dict[int, _Kernel] = {}
         self._tried = self._searched = 0
@@ -112,6 +123,8 @@ class BlockTuning:
             found = self._kernels[id(tuner)] = _Kernel(tuner, runs=1)
             if self._left > 0:
                 found.milliseconds = float(tuner.bench(launcher, *args, **kwargs))
+                copied = 1e-3 * found.milliseconds * self._copy_bytes_per_second
+                found.is_near_copy = _bytes((*args, *kwargs.values())) > NEAR_COPY * copied
         return launcher
 
     def _search(self, search: Any, tuner: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,10 +132,10 @@ class BlockTuning:
         kernel = self._kernels.get(id(tuner))
         share, left = 0.0, self._left
         if kernel is not None and left > 0:
-            waiting = [each for each in self._kernels.values() if not _is_found(each.tuner)]
-            total = sum(each.weight for each in self._kernels.values())
-            rest = sum(each.weight for each in waiting)
-            share = kernel.weight / rest if kernel.weight > LEAST_SHARE * total else 0.0
+            least = LEAST_SHARE * sum(each.weight for each in self._kernels.values())
+            worth = [x for x in self._kernels.values() if x.weight > least and not x.is_near_copy]
+            rest = sum(each.weight for each in worth if not _is_found(each.tuner))
+            share = kernel.weight / rest if kernel in worth else 0.0
         if share == 0.0:
             return _settle(tuner, launcher)
         self._searched += 1
@@ -140,6 +153,11 @@ class BlockTuning:
 
         with mock.patch.object(tuner.coordesc_tuner, "autotune", limited):
             return search(tuner, launcher, *args, **kwargs)
+
+
+def _bytes(values: Sequence[object]) -> int:
+    """Bytes of tensors, as if a kernel moved each of them once and completely."""
+    return sum(x.numel() * x.element_size() for x in values if isinstance(x, Tensor))
 
 
 def _is_found(tuner: Any) -> bool:

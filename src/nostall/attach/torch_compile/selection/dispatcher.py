@@ -47,6 +47,8 @@ from nostall.core.errors import one_line
 
 _log = logging.getLogger("nostall")
 
+BLOCK_SHARE = 0.5
+"""Duration of the comparison of block sizes, as a share of that of a candidate."""
 FIRST_PREPARED_CALL = 2
 """Call at which the preparation starts: the first step is over then, and was not delayed."""
 
@@ -330,7 +332,7 @@ class GraphDispatcher:
                 self._baseline,
                 candidate.run,
                 call,
-                context.clocks,
+                context.clocks.shorter(BLOCK_SHARE) if is_blocks else context.clocks,
                 None if context.repair is None else context.repair.program,
                 needs_kernels=not (self.report.is_rewritten or is_blocks),
                 repeats=not is_blocks,
@@ -340,11 +342,13 @@ class GraphDispatcher:
     def _search_blocks(self, candidate: Candidate, call: Call) -> None:
         """Measure block sizes of Inductor's kernels in a candidate, within the user's limit."""
         from nostall.attach.torch_compile.measure.block_tuning import BlockTuning
+        from nostall.fusion.hardware import hardware_of
 
         began, left = time.perf_counter(), self._context.block_seconds
         left -= self.report.seconds.get("block_tuning", 0.0)
         with call_state(call):
-            done = BlockTuning(left).run(lambda: run_graph(candidate.run, call.fresh_args()))
+            tuning = BlockTuning(left, hardware_of(call.device).copy_bytes_per_second)
+            done = tuning.run(lambda: run_graph(candidate.run, call.fresh_args()))
         self.report.add_seconds("block_tuning", time.perf_counter() - began)
         if candidate.selection.version == "tuned":
             self.report.blocks_note = done

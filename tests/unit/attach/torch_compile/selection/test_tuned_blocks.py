@@ -129,7 +129,7 @@ class Kernel:
         self.launchers = [SimpleNamespace(config=config)]
         self.coordesc_tuner = SimpleNamespace(autotune=self._explore)
 
-    def bench(self, launcher: Any) -> float:
+    def bench(self, launcher: Any, *_: Any) -> float:
         return self.milliseconds
 
     def _explore(self, measure: Any, *_: Any) -> None:
@@ -142,16 +142,18 @@ class Kernel:
 
 
 def test_only_kernels_that_take_time_are_searched_and_only_within_the_limit() -> None:
-    large, small, late = Kernel(1.0), Kernel(0.001), Kernel(1.0)
-    tuning = BlockTuning(60.0)
+    large, small, late, copying = Kernel(1.0), Kernel(0.001), Kernel(1.0), Kernel(1.0)
+    tuning = BlockTuning(60.0, 1e12)
     for kernel in (large, small, late):
         tuning._time(None, kernel, kernel.launchers[0])
-    for kernel in (large, small):
+    tuning._time(None, copying, copying.launchers[0], torch.empty(250_000_000, device="meta"))
+    for kernel in (large, small, copying):
         tuning._search(Kernel.descend, kernel, kernel.launchers[0])
     tuning._limit = 0.0
     tuning._search(Kernel.descend, late, late.launchers[0])
-    assert (large.measured, small.measured, late.measured) == ([0.0, 1.0, 2.0], [], [])
-    assert all(kernel.launchers[0].config.found_by_coordesc for kernel in (large, small, late))
+    assert large.measured == [0.0, 1.0, 2.0]
+    assert not (small.measured or late.measured or copying.measured)
+    assert all(x.launchers[0].config.found_by_coordesc for x in (large, small, late, copying))
 
 
 def test_options_that_tune_all_versions_or_none_are_respected() -> None:
