@@ -194,7 +194,7 @@ class GraphVersions:
             return "asked for"
         if not isinstance(self.compiler, InductorCompiler):
             return "PyTorch's operators run one by one"
-        if reason := self.compiler.untuned_reason:
+        if reason := self.local_only_reason or self.compiler.untuned_reason:
             return reason
         if not RankSync.current().is_alone:
             return "each rank would find others"
