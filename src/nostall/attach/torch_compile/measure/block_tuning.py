@@ -1,4 +1,4 @@
-"""Measure block sizes of Inductor's generated kernels within a limit of time.
+"""Search block sizes of Inductor's generated kernels within a limit of time.
 
 With its options ``max_autotune_pointwise`` and ``coordinate_descent_tuning`` Inductor measures
 configurations of a kernel when it first runs, and compiles most of them one after the other in the
@@ -22,6 +22,8 @@ from torch import Tensor
 
 LEAST_SHARE = 0.03
 """No configurations are searched for a kernel with a smaller share of the time of all kernels."""
+NOT_SEARCHED = ("TEMPLATE", "USER_AUTOTUNE", "FIXED")
+"""Kinds of kernels whose configurations Inductor does not search, either."""
 NEAR_COPY = 0.92
 """No configurations are searched for a kernel that moves its tensors at so much of the bandwidth of
 a large copy: no other one gains much."""
@@ -100,6 +102,8 @@ class BlockTuning:
             return choose(choose_all, tuner, *args, **kwargs)
 
         def descent(tuner: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(tuner.heuristic_type, "name", "") in NOT_SEARCHED:
+                return descend_all(tuner, launcher, *args, **kwargs)
             return descend(descend_all, tuner, launcher, *args, **kwargs)
 
         with (
@@ -110,12 +114,9 @@ class BlockTuning:
             yield
 
     def _list_only(self, choose_all: Any, tuner: Any, *args: Any, **kwargs: Any) -> None:
-        """The best of the listed configurations, or the first one if there is no time."""
-        if self._left > 0:
-            self._tried += len(tuner.launchers)
-            choose_all(tuner, *args, **kwargs)
-        else:
-            tuner.launchers = tuner.launchers[:1]
+        """The best of the listed configurations, as in Inductor's default mode: without a limit."""
+        self._tried += len(tuner.launchers)
+        choose_all(tuner, *args, **kwargs)
 
     def _time(self, _: Any, tuner: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
         """Time the kernel, and leave it as it is."""
