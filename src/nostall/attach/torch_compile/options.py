@@ -59,7 +59,7 @@ class Options:
     # a version with measured ones, in small graphs or in all of them.
     blocks: BlockScope = "small"
     # Approximate limit of the time for the search of these block sizes, in seconds.
-    block_seconds: float = 4.0
+    block_seconds: float = 6.0
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))
