@@ -260,12 +260,11 @@ class Precompiler:
         except Exception as error:  # optional
             self.tuned_failure = str(error)
             return
-        worker = FIRST_INDUCTOR_WORKER
-        if CPUS_PER_WORKER * 2 <= MAX_COMPILERS:
-            worker = INDUCTOR_WORKERS[1]  # the first one has other work at the same time
-        done = threading.Event()
+        done, second = threading.Event(), INDUCTOR_WORKERS[1]
 
         def compile_job() -> None:
+            # The first worker waits for kernels at this time; a start takes longer than that.
+            worker = second if second.is_running else FIRST_INDUCTOR_WORKER
             result = self._compile(job, worker)
             self.tuned_failure, self.has_tuned_version = result.failure, not result.failure
             done.set()
