@@ -26,8 +26,9 @@ MAX_TRIALS = 16
 """Values of one graph that are tried; planning two kernels takes some 100 ms."""
 MAX_TIME_RATIO = 0.97
 """A value is computed again if the kernels' modelled time is below this share of that without."""
-MAX_TIME_RATIO_LARGE, LARGE_BYTES = 1.02, 4 << 20
-"""The same for values of so many bytes, whose memory a step then does not need."""
+LARGE_BYTES, MORE_TIME = 4 << 20, 0.02
+"""Values of so many bytes, whose memory a step then does not need, may take so much of the modelled
+time of all kernels more, together."""
 
 
 def recompute_shared_values(kernels: Kernels) -> Kernels:
@@ -38,6 +39,7 @@ def recompute_shared_values(kernels: Kernels) -> Kernels:
     """
     trials, refused = 0, set[_Key]()
     times = KernelTimes(kernels.graph)
+    allowed = MORE_TIME * (times.total(kernels.groups) or 0.0)
     while trials < MAX_TRIALS:
         change = next(_changes(kernels, refused), None)
         if change is None:
@@ -49,8 +51,9 @@ def recompute_shared_values(kernels: Kernels) -> Kernels:
         changed_times = KernelTimes(change.kernels.graph)
         before, after = times.total(change.before), changed_times.total(change.after)
         is_large = kernels.graph[change.key[0]].bytes >= LARGE_BYTES
-        limit = MAX_TIME_RATIO_LARGE if is_large else MAX_TIME_RATIO
-        if before is not None and after is not None and after < limit * before:
+        more = math.inf if before is None or after is None else after - before
+        if more < (MAX_TIME_RATIO - 1) * (before or 0.0) or (is_large and more <= allowed):
+            allowed -= max(0.0, more)
             kernels, times = change.kernels, changed_times
             refused = {change.translated(key) for key in refused}
         else:
