@@ -12,7 +12,7 @@ import contextlib
 import logging
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -66,10 +66,6 @@ class GraphClocks:
     seconds: float
     # Times the GPU without the host; None if nothing can.
     replays: Clock | None = None
-
-    def shorter(self, share: float) -> GraphClocks:
-        """The clocks with a share of the duration."""
-        return replace(self, seconds=share * self.seconds)
 
 
 class NoStitchedKernel(Exception):

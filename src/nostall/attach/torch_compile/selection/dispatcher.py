@@ -47,8 +47,6 @@ from nostall.core.errors import one_line
 
 _log = logging.getLogger("nostall")
 
-BLOCK_SHARE = 0.5
-"""Duration of the comparison of block sizes, as a share of that of a candidate."""
 FIRST_PREPARED_CALL = 2
 """Call at which the preparation starts: the first step is over then, and was not delayed."""
 
@@ -332,7 +330,7 @@ class GraphDispatcher:
                 self._baseline,
                 candidate.run,
                 call,
-                context.clocks.shorter(BLOCK_SHARE) if is_blocks else context.clocks,
+                context.clocks,
                 None if context.repair is None else context.repair.program,
                 needs_kernels=not (self.report.is_rewritten or is_blocks),
                 repeats=not is_blocks,
