@@ -162,6 +162,9 @@ def _report(program: Program) -> dict[str, Any]:
                 "text": str(report),
                 "changed": [*report.attention, *report.loss, *report.chunked],
                 "unchanged": report.left,
+                "blocks": report.blocks_line,
+                "memory": report.comparison.memory if report.comparison else "",
+                "seconds": {name: round(value, 2) for name, value in report.seconds.items()},
             }
             for report in program.reports
         ],

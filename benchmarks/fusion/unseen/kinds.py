@@ -32,7 +32,7 @@ from benchmarks.harness import gpu_pool
 from benchmarks.harness.gpu_lock import LOCK_VARIABLE
 from benchmarks.harness.result_file import load, save
 
-EXPECTED_SECONDS = 45.0
+EXPECTED_SECONDS = 60.0
 """Expected seconds of one chain; none starts if less time is left."""
 Job = tuple[str, Settings]
 

@@ -18,6 +18,9 @@ OVER_DEFAULT, OVER_BEST, LEAST = 1.20, 1.12, 0.98
 FASTER_SHARE, FORCED_LEAST, FORCED_SHARE = 0.65, 0.9, 0.8
 """Targets: chains that are chosen and faster; chains whose stitched version is not slower."""
 
+VERSIONS = {"stitched": "stitched", "tuned": "tuned blocks"}
+"""Names of versions other than Inductor's own, by the state of a graph."""
+
 Row = Mapping[str, Any]
 
 
@@ -85,8 +88,14 @@ def over_best(chain: Row, clock: str, method: str) -> float | None:
 
 
 def is_chosen(chain: Row) -> bool:
-    """Whether the backend runs its own version of a graph of the chain."""
-    return any(graph["state"] == "stitched" for graph in _graphs(chain))
+    """Whether the backend runs another version than Inductor's own of a graph of the chain."""
+    return any(graph["state"] in VERSIONS for graph in _graphs(chain))
+
+
+def version(chain: Row) -> str:
+    """What runs: the versions of the chain's graphs."""
+    states = {graph["state"] for graph in _graphs(chain)}
+    return ", ".join(name for state, name in VERSIONS.items() if state in states) or "Inductor's"
 
 
 def is_faster(chain: Row, clock: str) -> bool:
@@ -171,7 +180,7 @@ def row(chain: Row) -> list[str]:
         *(_interval(chain, clock) for clock in CLOCKS),
         _number(ratio(chain, "replayed", FORCED)),
         _number(ratio(chain, "replayed", AUTOTUNED)),
-        "stitched" if is_chosen(chain) else "Inductor's",
+        version(chain),
         f"{chosen['until_chosen_s']:.0f}" if "until_chosen_s" in chosen else "–",
     ]
 

@@ -111,7 +111,7 @@ class _Graph:
             store, ranks = KernelStore(), RankSync.current()
             self.report.graph = graph_key(self.module, self.inputs, self.options, self.patches)
             selection = self._known_selection(store, ranks)
-            if selection is not None and selection.version == "stitched":
+            if selection is not None and selection.version != "inductor":
                 return self._compile_known_candidate(selection)
             pending = None
             if selection is None:
@@ -133,7 +133,7 @@ class _Graph:
         with garbage_collector.paused_then_promoted():
             module = self.versions.rewritten(clone_graph(self.module), selection)
             candidate = self.versions.compile_candidate(module, self.inputs, selection)
-        self.report.state = "stitched"
+        self.report.state = selection.version
         return candidate.run
 
     def _candidate_builder(self) -> CandidateBuilder:
@@ -170,6 +170,7 @@ class _Graph:
         report.reason, report.from_store = record.reason, True
         report.comparison, report.kernels = record.comparison, len(record.kernels)
         report.state, report.earlier = record.version, list(record.earlier)
+        report.blocks, report.is_tuned = record.blocks, record.tuned
         kept = frozenset(record.kept_in_inductor)
         selection = Selection(
             record.version,
@@ -178,6 +179,7 @@ class _Graph:
             record.products_only,
             record.whole_logits,
             record.fewer_chunks,
+            record.tuned,
         )
         ranks.publish(report.graph, selection, store)
         return selection

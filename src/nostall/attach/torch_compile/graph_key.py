@@ -64,6 +64,7 @@ def graph_key(
         f"{torch.is_grad_enabled()}",
         # These decide whether products of fp32 have kernels.
         f"{options.products} {_float32_precision()} {options.attention} {options.loss}",
+        options.blocks,
         *(f"{name}={_patch_text(value)}" for name, value in sorted(patches.items())),
         *(_input_text(value) for value in inputs),
         *_node_lines(module, device),

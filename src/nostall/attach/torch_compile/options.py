@@ -16,6 +16,7 @@ KeepRule = Literal["faster", "all"]
 ProductScope = Literal["off", "measure"]
 AttentionScope = Literal["off", "measure"]
 LossScope = Literal["off", "measure", "chunked"]
+BlockScope = Literal["off", "small", "all"]
 DEFAULT_TUNED_PLANS = 4
 """Fewer than the default of :class:`~nostall.fusion.codegen.autotune.autotuner.Autotuner`, because
 the user's process waits for the tuning."""
@@ -54,6 +55,11 @@ class Options:
     # Losses whose logits only they read: all keep them, the candidate computes them in chunks, or
     # every version does, also where that takes longer.
     loss: LossScope = "measure"
+    # Block sizes of Inductor's own kernels: all stay as Inductor chooses them, or the backend tries
+    # a version with measured ones, in small graphs or in all of them.
+    blocks: BlockScope = "small"
+    # Approximate limit of the time for the search of these block sizes, in seconds.
+    block_seconds: float = 6.0
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from nostall.attach.torch_compile.store.records import ComparisonRecord, EarlierComparison
 
-State = Literal["inductor", "compiling", "stitched"]
+State = Literal["inductor", "compiling", "stitched", "tuned"]
 
 
 @dataclass
@@ -22,7 +22,7 @@ class GraphReport:
     # Key of the graph (sha256); empty if the graph is not supported.
     graph: str = ""
     # What calls of the graph run now: Inductor's version, the same while the candidate is prepared,
-    # or the candidate with stitched kernels.
+    # the candidate with stitched kernels, or Inductor's version with measured block sizes.
     state: State = "inductor"
     # Why this version runs; empty until the selection is final.
     reason: str = ""
@@ -50,6 +50,12 @@ class GraphReport:
     comparison: ComparisonRecord | None = None
     # The same for candidates before that one, which were not faster.
     earlier: list[EarlierComparison] = field(default_factory=list)
+    # The comparison of Inductor's version with measured block sizes and without; None if there is
+    # none, and why, or how they were found.
+    blocks: ComparisonRecord | None = None
+    blocks_note: str = ""
+    # Whether the version to beat is the one with these block sizes.
+    is_tuned: bool = False
     # Whether the selection was loaded from the store.
     from_store: bool = False
     # Calls until the selection.
@@ -58,7 +64,8 @@ class GraphReport:
     # "candidate"), threads ("background"), tuning of plans ("plan_tuning"), comparisons of kernels,
     # products and the graph ("kernel_comparison", "products", "graph_comparison"), waiting for
     # workers that generate code ("codegen"), compile kernels ("kernel_compilation") or graphs
-    # ("graph_compilation", summed over all workers).
+    # ("graph_compilation", summed over all workers), and the search of block sizes
+    # ("block_tuning").
     seconds: dict[str, float] = field(default_factory=dict)
     # Why no worker process compiled the graph; empty if one did.
     local_only_reason: str = ""
@@ -71,6 +78,14 @@ class GraphReport:
     def is_rewritten(self) -> bool:
         """Whether the candidate has other operators than the graph, before AOTAutograd."""
         return bool(self.attention or self.loss)
+
+    @property
+    def blocks_line(self) -> str:
+        """What was measured of Inductor's version with measured block sizes; empty if nothing."""
+        parts = [self.blocks_note] if self.blocks_note else []
+        if self.blocks is not None:
+            parts.insert(0, f"{self.blocks.kind} {self.blocks} over its version without")
+        return f"Inductor's kernels with tuned blocks: {'; '.join(parts)}" if parts else ""
 
     def add_seconds(self, activity: str, seconds: float) -> None:
         """Add wall time of an activity."""
@@ -108,6 +123,8 @@ class GraphReport:
                 continue  # a call, which the explanation of its graph names
             lines.append(f"  {count:4} x {operator}: {reason}")
         lines += [f"  left to Inductor, not accurate: kernel {text}" for text in self.inaccurate]
+        if line := self.blocks_line:
+            lines.append(f"  {line}")
         if self.products:
             seconds = self.seconds.get("products", 0.0)
             lines.append(f"  matrix products, {seconds:.1f} s of measurements:")

@@ -33,19 +33,24 @@ Group = tuple[int, ...]
 
 
 def split_kernels(graph: Graph, groups: Iterable[Group]) -> list[Group]:
-    """The same kernels, with the small operators of some split off into a kernel that runs first.
+    """The same kernels, with the small operators of some split off into kernels of their own.
 
     Small operators loop over less than 1/:data:`SMALL_FACTOR` of the elements of the kernel's
-    largest operator and depend on no other operators of the kernel. At least one of them must be
-    more than a light operator, because repeating light operators costs little.
+    largest operator.  Those that depend on no other operators of the kernel run first; at least one
+    of them must be more than a light operator, because repeating light operators costs little.
+    Those that no other operators of the kernel depend on run last, with a reduction among them: the
+    mean of a loss over rows, for which the whole kernel would keep partial results.
     """
     work = GraphWork(graph)
     kernels: list[Group] = []
     for group in groups:
-        small = _small_operators(work, group)
-        rest = tuple(index for index in group if index not in small)
-        parts = [tuple(sorted(small)), rest]
-        kernels += parts if small and _is_faster_split(graph, group, parts) else [group]
+        for small in (_first_small_operators(work, group), _last_small_operators(work, group)):
+            rest = tuple(index for index in group if index not in small)
+            part = tuple(sorted(small))
+            if part and rest and _is_faster_split(graph, group, [part, rest]):
+                kernels.append(part)
+                group = rest
+        kernels.append(group)
     return kernels
 
 
@@ -72,8 +77,8 @@ def _is_faster_unpacked(graph: Graph, parts: list[Group]) -> bool:
     return unpacked < MAX_TIME_RATIO * packed
 
 
-def _small_operators(work: GraphWork, group: Group) -> frozenset[int]:
-    """The operators to split off; none if all of them are light."""
+def _first_small_operators(work: GraphWork, group: Group) -> frozenset[int]:
+    """The operators to split off in front of the others; none if all of them are light."""
     widest = max(work.iterations[index] for index in group)
     small: set[int] = set()
     for index in group:
@@ -82,6 +87,18 @@ def _small_operators(work: GraphWork, group: Group) -> frozenset[int]:
             small.add(index)
     is_costly = any(work.graph[index].kind != "light" for index in small)
     return frozenset(small if is_costly else ())
+
+
+def _last_small_operators(work: GraphWork, group: Group) -> frozenset[int]:
+    """The operators to split off behind the others; none if none of them is a reduction."""
+    widest = max(work.iterations[index] for index in group)
+    small: set[int] = set()
+    for index in reversed(group):
+        readers = [reader for reader in work.graph.consumers[index] if reader in group]
+        if SMALL_FACTOR * work.iterations[index] < widest and small.issuperset(readers):
+            small.add(index)
+    reduces = any(work.graph[index].kind == "reduce" for index in small)
+    return frozenset(small if reduces else ())
 
 
 def _is_faster_split(graph: Graph, group: Group, parts: Iterable[Group]) -> bool:

@@ -26,15 +26,20 @@ MAX_TRIALS = 16
 """Values of one graph that are tried; planning two kernels takes some 100 ms."""
 MAX_TIME_RATIO = 0.97
 """A value is computed again if the kernels' modelled time is below this share of that without."""
+LARGE_BYTES, MORE_TIME = 4 << 20, 0.02
+"""Values of so many bytes, whose memory a step then does not need, may take so much of the modelled
+time of all kernels more, together."""
 
 
 def recompute_shared_values(kernels: Kernels) -> Kernels:
-    """The same kernels, with values computed by each reader where that takes less modelled time.
+    """The same kernels, with values computed by each reader where that takes less modelled time,
+    or less memory and hardly more time.
 
     Kernels that exchange values of the region's graph only still do so.
     """
     trials, refused = 0, set[_Key]()
     times = KernelTimes(kernels.graph)
+    allowed = MORE_TIME * (times.total(kernels.groups) or 0.0)
     while trials < MAX_TRIALS:
         change = next(_changes(kernels, refused), None)
         if change is None:
@@ -45,7 +50,10 @@ def recompute_shared_values(kernels: Kernels) -> Kernels:
         trials += 1
         changed_times = KernelTimes(change.kernels.graph)
         before, after = times.total(change.before), changed_times.total(change.after)
-        if before is not None and after is not None and after < MAX_TIME_RATIO * before:
+        is_large = kernels.graph[change.key[0]].bytes >= LARGE_BYTES
+        more = math.inf if before is None or after is None else after - before
+        if more < (MAX_TIME_RATIO - 1) * (before or 0.0) or (is_large and more <= allowed):
+            allowed -= max(0.0, more)
             kernels, times = change.kernels, changed_times
             refused = {change.translated(key) for key in refused}
         else:
@@ -115,18 +123,19 @@ class _Sources:
         }
 
     def copied(self) -> set[int]:
-        """The operators to copy; empty if to store the value moves as few bytes."""
+        """The operators to copy; empty if to store the value moves fewer bytes."""
         graph = self.kernels.graph
         stored = graph[self.value].bytes * (1 + len(self.readers))
-        if self._cost(self.value)[0] >= stored:
-            return set()
         found, pending = set[int](), [self.value]
         while pending:
             index = pending.pop()
             if index not in found and self._cost(index)[1]:
                 found.add(index)
                 pending.extend(graph.sources[index])
-        return found if len(found) <= MAX_COPIES else set()
+        # Each of them is read once, however many copied operators read it.
+        read = {i for index in found for i in graph.sources[index]} - found
+        is_less = sum(self._cost(index)[0] for index in read) <= stored
+        return found if is_less and len(found) <= MAX_COPIES else set()
 
     def _cost(self, index: int) -> tuple[float, bool]:
         if index not in self._costs:
@@ -143,7 +152,7 @@ class _Sources:
         if node.kind != "light" or node.op in NOT_COPIED:
             return stored, False
         copied = sum(self._cost(source)[0] for source in graph.sources[index])
-        return min(stored, copied), copied < stored
+        return min(stored, copied), copied <= stored
 
     def _is_in_memory(self, index: int) -> bool:
         graph, owner = self.kernels.graph, self.kernels.owner

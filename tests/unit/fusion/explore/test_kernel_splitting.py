@@ -61,6 +61,30 @@ def test_operators_after_the_large_part_are_not_split_off() -> None:
     assert split_kernels(graph, [graph.operators]) == [graph.operators]
 
 
+def mean_loss(rows: int, columns: int) -> Graph:
+    """Log-sum-exp of each row, summed over the rows."""
+    build = Builder()
+    x = build("cast", build.input((rows, columns), "bfloat16"), dtype="float32")
+    maximum = build("amax", x, dims=(1,), keepdim=True)
+    total = build("sum", build("exp", build("sub", x, maximum)), dims=(1,), keepdim=True)
+    each = build("add", build("log", total), maximum)
+    return build.graph(build("sum", each, dims=(0, 1), keepdim=False))
+
+
+def test_the_mean_of_a_loss_over_many_rows_becomes_a_kernel() -> None:
+    """With it the kernel of the rows would keep partial results in few, long programs."""
+    graph = mean_loss(131072, 255)
+    kernels = split_kernels(graph, [graph.operators])
+    assert [graph[index].op for index in kernels[0]] == ["log", "add", "sum"]
+    assert len(kernels) == 2 and graph.is_acyclic(kernels)
+    assert 2 * sum(seconds(graph, x) for x in kernels) < seconds(graph, graph.operators)
+
+
+def test_the_mean_of_a_loss_over_few_rows_stays_in_its_kernel() -> None:
+    graph = mean_loss(64, 4096)
+    assert split_kernels(graph, [graph.operators]) == [graph.operators]
+
+
 def sums(rows: int) -> Graph:
     """Three independent bias gradients: sums over the rows of three tensors."""
     build = Builder()

@@ -63,6 +63,34 @@ def test_the_rotary_embedding_of_a_normalised_query_is_one_kernel() -> None:
     assert len(kernels.groups) == 1
 
 
+def test_a_large_value_is_not_stored_if_its_operands_take_no_more_bytes() -> None:
+    """Two tensors are read where their guided mixture was written and read."""
+    build = Builder()
+    long = (8, 1 << 20)
+    first, second, other = (build.input(long, "bfloat16") for _ in range(3))
+    mixed = build("add", build("sub", first, second), second)
+    mean = build("sum", build("cast", mixed, dtype="float32"), dims=(1,), keepdim=True)
+    scale = build("expand", build("cast", mean, dtype="bfloat16"), shape=long)
+    graph = build.graph(build("sub", other, build("mul", mixed, scale)))
+    plain = Kernels.of(graph, [group_of(graph, mean), rest_of(graph, mean)])
+    kernels = recompute_shared_values(plain)
+    assert (stored_bytes(plain), stored_bytes(kernels)) == (2 * 8 * (1 << 20) + 32, 32)
+
+
+def group_of(graph: Graph, last: int) -> tuple[int, ...]:
+    """The operators that a value depends on, and the value."""
+    found, pending = set[int](), [last]
+    while pending:
+        index = pending.pop()
+        found.add(index)
+        pending += graph.sources[index]
+    return tuple(index for index in graph.operators if index in found)
+
+
+def rest_of(graph: Graph, last: int) -> tuple[int, ...]:
+    return tuple(index for index in graph.operators if index not in group_of(graph, last))
+
+
 def test_kernels_that_gain_nothing_by_copies_have_none() -> None:
     graph = chain_graph(GENERATED["swiglu 8192x4096"])
     kernels = default_kernels(graph)

@@ -60,6 +60,12 @@ class Call:
         return args
 
     @property
+    def device(self) -> torch.device:
+        """The device of the first tensor on a GPU; the CPU if there is none."""
+        devices = (x.device for x in self.args if isinstance(x, Tensor))
+        return next((x for x in devices if x.type != "cpu"), torch.device("cpu"))
+
+    @property
     def keeps_history(self) -> bool:
         """Whether a run leaves its history in an argument, so that the next one needs others."""
         values = (self.args[index] for index in self.mutated)

@@ -34,6 +34,9 @@ MEASURING_OPTIONS = (
     "triton.autotune_at_compile_time",
 )
 """Options with which Inductor measures kernels on the GPU while it compiles."""
+TUNING_OPTIONS = ("max_autotune_pointwise", "coordinate_descent_tuning")
+"""Options with which Inductor's generated kernels measure their block sizes when they first run;
+its mode max-autotune sets the second, and the first for all kernels."""
 CUSTOM_PASS_OPTIONS = (
     "pre_grad_custom_pass",
     "joint_custom_pre_pass",
@@ -94,27 +97,44 @@ class InductorCompiler:
     # Changes of Inductor's configuration by ``mode=`` and ``options=``.
     patches: Mapping[str, Any]
 
-    @property
-    def local_only_reason(self) -> str:
+    def value(self, name: str) -> Any:
+        """The value of an option of Inductor."""
         from torch._inductor import config
 
-        def value(name: str) -> Any:
-            if name in self.patches:
-                return self.patches[name]
-            for part in (holder := config, *name.split("."))[1:]:
-                holder = getattr(holder, part, None)
-            return holder
+        if name in self.patches:
+            return self.patches[name]
+        for part in (holder := config, *name.split("."))[1:]:
+            holder = getattr(holder, part, None)
+        return holder
 
-        if any(value(name) is not None for name in CUSTOM_PASS_OPTIONS):
+    @property
+    def local_only_reason(self) -> str:
+        if any(self.value(name) is not None for name in CUSTOM_PASS_OPTIONS):
             return "the user's own passes are part of Inductor's configuration"
-        if not value("fx_graph_cache") or value("force_disable_caches"):
+        if not self.value("fx_graph_cache") or self.value("force_disable_caches"):
             return "Inductor's cache is off"
-        measuring = [name for name in MEASURING_OPTIONS if value(name)]
+        measuring = [name for name in MEASURING_OPTIONS if self.value(name)]
         return f"Inductor measures while it compiles ({measuring[0]})" if measuring else ""
 
     @property
     def without_cuda_graphs(self) -> InductorCompiler:
         return InductorCompiler({**self.patches, "triton.cudagraphs": False})
+
+    @property
+    def tuned(self) -> InductorCompiler:
+        """A copy of this compiler whose generated kernels measure their block sizes."""
+        return InductorCompiler({**self.patches, **dict.fromkeys(TUNING_OPTIONS, True)})
+
+    @property
+    def untuned_reason(self) -> str:
+        """Why :attr:`tuned` is not tried; empty if it is."""
+        if self.value("coordinate_descent_tuning"):
+            return "Inductor's options say so for all versions"
+        if self.value("triton.cudagraphs"):
+            return "Inductor's CUDA graphs are on, and kernels cannot be measured in a capture"
+        if self.value("deterministic") or torch.are_deterministic_algorithms_enabled():
+            return "deterministic algorithms are asked for"
+        return ""
 
     def compile_baseline(
         self, module: GraphModule, inputs: Sequence[Any], observe: GraphObserver | None = None

@@ -52,6 +52,8 @@ class StitchPass(CustomGraphPass):  # type: ignore[misc]
         result = _result.get()
         if result is not None:
             garbage_collector.resume()
+            if self.kernel_filter.nothing:
+                return
             # Imported here, because this is not needed if the graph comes from PyTorch's caches.
             from nostall.attach.torch_compile.rewrite.rewrite import insert_all
 

@@ -70,6 +70,8 @@ class KernelFilter:
     products: bool = False
     # Whether all other kernels stay with Inductor.
     products_only: bool = False
+    # Whether all kernels stay with Inductor, those over lists, too.
+    nothing: bool = False
 
     def accepts(self, match: KernelMatch) -> bool:
         return (self.fuse == "all" or match.reduces) and match.key not in self.kept_in_inductor
@@ -81,4 +83,4 @@ class KernelFilter:
         text = "\n".join(sorted(regions))
         digest = hashlib.sha256(text.encode()).hexdigest()
         kept = sorted(self.kept_in_inductor)
-        return [self.fuse, kept, digest, self.products, self.products_only]
+        return [self.fuse, kept, digest, self.products, self.products_only, self.nothing]

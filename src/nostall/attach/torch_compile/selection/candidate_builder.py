@@ -45,6 +45,8 @@ from nostall.attach.torch_compile.workers.worker import INDUCTOR_WORKERS
 from nostall.attach.warning import warn_once
 from nostall.gpu.clock import Clock
 
+TUNED = Selection("tuned", tuned=True)
+"""The selection of Inductor's version with measured block sizes."""
 LEAST_RATIO = 0.93
 """A candidate whose losses make it slower than this is not tried with fewer chunks."""
 
@@ -85,6 +87,8 @@ class CandidateBuilder:
         self.clocks, self.dynamic_inputs = clocks, dynamic_inputs
         # How the candidate is compiled; None until that is decided.
         self.selection: Selection | None = None
+        # Whether the version with measured block sizes is still to be tried.
+        self.tries_blocks = False
         self.state = GraphState(self.report)
         self.tasks = BackgroundTasks()
         self.precompiler = Precompiler(self.tasks, self.state)
@@ -111,6 +115,7 @@ class CandidateBuilder:
             about=circumstances(self.versions.device, self.patches),
             repair=self._repair(copy),
             next_selection=self._next_selection,
+            block_seconds=self.versions.options.block_seconds,
         )
         observe = self._observer() if self.versions.needs_observation else None
         # Read before the observing pass becomes part of Inductor's configuration.
@@ -119,6 +124,7 @@ class CandidateBuilder:
         if not self.report.local_only_reason:
             if observe is not None and not (self.is_observed or self.versions.local_only_reason):
                 self._observe_later(source, inputs)
+            self._prepare_blocks(copy, inputs)
             compiler = self.versions.compiler.without_cuda_graphs
             compile_baselines = self.precompiler.compile_baselines
             comparisons = self.regions.comparisons
@@ -126,9 +132,24 @@ class CandidateBuilder:
                 self.tasks.add_final(partial(compile_baselines, comparisons, compiler, worker))
         return GraphDispatcher(baseline, partial(self._build, copy), context, self.state)
 
+    def _prepare_blocks(self, copy: GraphModule, inputs: Sequence[Any]) -> None:
+        """Have a worker compile Inductor's version with its block sizes to be measured."""
+        self.report.blocks_note = self.versions.untuned_reason(copy)
+        if self.report.blocks_note:
+            return
+        self.tries_blocks = True
+        patches = self._patches(TUNED)
+        kernel_filter = self.versions.kernel_filter(TUNED)
+        self.precompiler.compile_tuned_version(copy, inputs, patches, kernel_filter)
+
+    def _patches(self, selection: Selection) -> dict[str, Any]:
+        """The changes of Inductor's configuration for a selection's candidate."""
+        return dict(getattr(self.versions.compiler_of(selection), "patches", self.patches))
+
     def _rewritten(self, original: GraphModule, selection: Selection) -> GraphModule:
         """What a selection's candidate is compiled from, which no compiler may modify."""
-        if not (calls_attention(original) or has_losses(original)):
+        is_changed = calls_attention(original) or has_losses(original)
+        if selection.version == "tuned" or not is_changed:
             return original
         key = selection.whole_logits, selection.fewer_chunks
         if key not in self._graphs:
@@ -138,7 +159,8 @@ class CandidateBuilder:
     def _build(
         self, copy: GraphModule, args: Sequence[Any], selection: Selection | None
     ) -> Candidate | None:
-        """Compile the candidate of a selection, or of the best one measured here.
+        """Compile the candidate of a selection, or of the best one measured here; before that one,
+        Inductor's version with measured block sizes if a worker has compiled it.
 
         Returns None if a worker compiles it first; the method is then called once more.
 
@@ -146,12 +168,17 @@ class CandidateBuilder:
         """
         if self.precompiler.worker_died:
             raise WorkerDied("kernels could not be compiled by another process")
+        if self.tries_blocks:
+            self.tries_blocks = False
+            if self.precompiler.has_tuned_version:
+                return self._compile(clone_graph(copy), args, TUNED)
+            self.report.blocks_note = f"not tried: {self.precompiler.tuned_failure}"
         if self.selection is None or selection not in (None, self.selection):
             self.selection = selection or self._select_kernels()
             kernel_filter = self.versions.kernel_filter(self.selection)
             source = self._rewritten(copy, self.selection)
             if not self.versions.local_only_reason and self.precompiler.compile_candidate(
-                source, args, self.patches, kernel_filter
+                source, args, self._patches(self.selection), kernel_filter
             ):
                 return None
         # Compilers modify their graph.
@@ -195,7 +222,7 @@ class CandidateBuilder:
             choice = source.choose(choice)
         if choice.slower is not None:
             raise choice.slower
-        return choice.selection
+        return replace(choice.selection, tuned=self.report.is_tuned)
 
     def _next_selection(self, candidate: Candidate, kernels: Collection[str]) -> Selection | None:
         """The selection to try after a candidate that is not faster, and called ``kernels``."""

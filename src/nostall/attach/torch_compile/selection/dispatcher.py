@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import structs
 from torch._subclasses import FakeTensor
 
-from nostall.attach.torch_compile.measure.accuracy import AccuracyError
+from nostall.attach.torch_compile.measure.accuracy import AccuracyError, run_graph
 from nostall.attach.torch_compile.measure.call import Call, run_and_find_mutations
 from nostall.attach.torch_compile.measure.graph_comparison import (
     CHOSEN,
     VERDICTS,
     GraphClocks,
     NoStitchedKernel,
+    call_state,
     compare_graphs,
     judge,
 )
@@ -79,6 +81,8 @@ class SelectionContext:
     repair: AccuracyRepair | None = None
     # The order in which candidates are tried.
     next_selection: NextSelection = no_selection
+    # Approximate limit of the time for the search of block sizes of Inductor's kernels, in seconds.
+    block_seconds: float = 0.0
 
 
 class GraphDispatcher:
@@ -90,6 +94,7 @@ class GraphDispatcher:
         "__weakref__",
         "_active",
         "_baseline",
+        "_best",
         "_build_candidate",
         "_candidate",
         "_context",
@@ -112,6 +117,8 @@ class GraphDispatcher:
         self._context, self._state, self.report = context, state, state.report
         # Indices of the arguments that a call mutates; found at the first call.
         self._mutated: frozenset[int] = frozenset()
+        # The version that candidates are compared with.
+        self._best = Selection("inductor")
         # The selection that is tried, None for the first one, and its candidate.
         self._selection: Selection | None = None
         self._candidate: Candidate | None = None
@@ -214,7 +221,7 @@ class GraphDispatcher:
             with count_cpu_time(report.add_cpu_seconds):
                 return self._build_candidate(args, selection)
         except AllKernelsSlower as reason:
-            self._commit(Selection("inductor"), str(reason), (), None, ranks)
+            self._commit_best(str(reason), None, ranks)
             return None
         except Exception as error:  # must not end the user's process
             self._fall_back(f"not stitched: {one_line(error)}", error)
@@ -224,6 +231,9 @@ class GraphDispatcher:
 
     def _compare_and_commit(self, candidate: Candidate, call: Call, ranks: RankSync) -> None:
         """Compare both versions; select the faster one, or try the next candidate."""
+        if candidate.selection.version == "tuned":
+            self._compare_blocks(candidate, call)
+            return
         began = time.perf_counter()
         self._print_progress("comparing …")
         try:
@@ -257,9 +267,26 @@ class GraphDispatcher:
                 self._selection, self._candidate = following, None
                 self._state.advance(Phase.PREPARING)
                 return
-            selection = Selection("inductor")
+            selection = self._best
         reason = self._reason(verdict, candidate, comparison)
         self._commit(selection, reason, kernels, comparison, ranks)
+
+    def _compare_blocks(self, candidate: Candidate, call: Call) -> None:
+        """Search block sizes of Inductor's kernels; candidates must beat the version with them if
+        it is faster than the version without."""
+        report = self.report
+        try:
+            comparison, _ = self._compare(candidate, call)
+            report.blocks = comparison
+            if judge(comparison) in CHOSEN:
+                self._baseline = self._active = candidate.run
+                self._best, report.is_tuned = candidate.selection, True
+        except Exception as error:  # optional: Inductor's version without them stays
+            report.blocks_note = f"not used: {one_line(error)}"
+            _log.debug("nostall: block sizes were not compared", exc_info=error)
+        self._candidate = None
+        self._state.advance(Phase.COMPARED)
+        self._state.advance(Phase.PREPARING)
 
     def _next_selection(self, candidate: Candidate, kernels: tuple[str, ...]) -> Selection | None:
         """The selection to try after a candidate that is not faster; None if there is none."""
@@ -293,17 +320,36 @@ class GraphDispatcher:
     def _compare(
         self, candidate: Candidate, call: Call
     ) -> tuple[ComparisonRecord, tuple[str, ...]]:
-        context = self._context
+        context, selection = self._context, candidate.selection
+        is_blocks = selection.version == "tuned"
         with count_cpu_time(self.report.add_cpu_seconds):
-            return compare_graphs(
+            if selection.tuned:
+                self._search_blocks(candidate, call)
+            record, kernels = compare_graphs(
                 context.graph,
                 self._baseline,
                 candidate.run,
                 call,
                 context.clocks,
                 None if context.repair is None else context.repair.program,
-                needs_kernels=not self.report.is_rewritten,
+                needs_kernels=not (self.report.is_rewritten or is_blocks),
+                repeats=not is_blocks,
             )
+        return structs.replace(record, is_over_tuned=self.report.is_tuned), kernels
+
+    def _search_blocks(self, candidate: Candidate, call: Call) -> None:
+        """Measure block sizes of Inductor's kernels in a candidate, within the user's limit."""
+        from nostall.attach.torch_compile.measure.block_tuning import BlockTuning
+        from nostall.fusion.hardware import hardware_of
+
+        began, left = time.perf_counter(), self._context.block_seconds
+        left -= self.report.seconds.get("block_tuning", 0.0)
+        with call_state(call):
+            tuning = BlockTuning(left, hardware_of(call.device).copy_bytes_per_second)
+            done = tuning.run(lambda: run_graph(candidate.run, call.fresh_args()))
+        self.report.add_seconds("block_tuning", time.perf_counter() - began)
+        if candidate.selection.version == "tuned":
+            self.report.blocks_note = done
 
     def _follow_rank0(self, candidate: Candidate) -> None:
         """Run the candidate, because rank 0 has selected it."""
@@ -329,6 +375,8 @@ class GraphDispatcher:
             products_only=selection.products_only,
             whole_logits=selection.whole_logits,
             fewer_chunks=selection.fewer_chunks,
+            tuned=selection.tuned,
+            blocks=self.report.blocks,
             comparison=comparison,
             earlier=tuple(self.report.earlier),
             about=self._context.about,
@@ -341,7 +389,8 @@ class GraphDispatcher:
             warn_once(f"a selection is not stored: {error}")
 
     def _commit_inductor(self, reason: str, ranks: RankSync) -> None:
-        """Select Inductor's version, because the candidate cannot be compared.
+        """Select Inductor's version, because the candidate cannot be compared; with measured block
+        sizes if that is faster.
 
         If it is the second one, the comparison of the first one is what decided.
         """
@@ -351,7 +400,15 @@ class GraphDispatcher:
             comparison = self.report.earlier.pop().comparison
             verdict = VERDICTS[judge(comparison)]
             reason = f"{verdict}; {selection.title}: {reason}"
-        self._commit(Selection("inductor"), reason, (), comparison, ranks)
+        self._commit_best(reason, comparison, ranks)
+
+    def _commit_best(
+        self, reason: str, comparison: ComparisonRecord | None, ranks: RankSync
+    ) -> None:
+        """Select the version that candidates were compared with."""
+        if self._best.version == "tuned":
+            reason = f"Inductor's kernels with tuned blocks are faster; {reason}"
+        self._commit(self._best, reason, (), comparison, ranks)
 
     def _fall_back(self, reason: str, error: Exception) -> None:
         """After a failure of the backend: warn once, and keep Inductor's version.
@@ -365,7 +422,7 @@ class GraphDispatcher:
         if self.report.earlier:
             self._commit_inductor(reason, ranks)
             return
-        self._decide("inductor", reason)
+        self._decide(self._best.version, reason)
         if ranks.is_leader:
             with contextlib.suppress(Exception):  # other ranks then go on to ask at each call
                 ranks.publish(self._context.graph, Selection("inductor"), self._context.store)

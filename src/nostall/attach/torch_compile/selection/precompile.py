@@ -65,6 +65,9 @@ T = TypeVar("T")
 REGIONS_PER_WORKER = 3
 """Regions from which on one more Inductor worker is used: with fewer, it would hardly be ready in
 time to compile baselines.  Chosen, not measured."""
+TUNED_VERSION_S = 20.0
+"""Longest wait for the version of a graph whose block sizes are measured, in seconds, if Inductor
+compiled the graph in less."""
 CPUS_PER_WORKER = 2
 """Compile processes that each Inductor worker needs; with fewer, workers would slow each other."""
 
@@ -79,6 +82,9 @@ class Precompiler:
         self._baselines_end = math.inf
         # What became of the last candidate's graphs; None until a worker has compiled them.
         self.rewrite_result: RewriteResult | None = None
+        # Whether the caches have the version with measured block sizes, and if not, why.
+        self.has_tuned_version = False
+        self.tuned_failure = ""
         # Whether a process crashed or hung while it compiled kernels: this process might, too.
         self.worker_died = False
 
@@ -237,6 +243,39 @@ class Precompiler:
         self._tasks.add_final(work)
         self._tasks.start()
         return True
+
+    def compile_tuned_version(
+        self,
+        module: GraphModule,
+        inputs: Sequence[Any],
+        patches: Mapping[str, Any],
+        kernel_filter: KernelFilter,
+    ) -> None:
+        """Add a task that compiles Inductor's version with its block sizes to be measured.
+
+        The task ends after :data:`TUNED_VERSION_S`, or as long as the baseline took, in any case.
+        """
+        try:
+            job = CompileJob(module, describe_inputs(inputs), dict(patches), kernel_filter)
+        except Exception as error:  # optional
+            self.tuned_failure = str(error)
+            return
+        done, second = threading.Event(), INDUCTOR_WORKERS[1]
+
+        def compile_job() -> None:
+            # The first worker waits for kernels at this time; a start takes longer than that.
+            worker = second if second.is_running else FIRST_INDUCTOR_WORKER
+            result = self._compile(job, worker)
+            self.tuned_failure, self.has_tuned_version = result.failure, not result.failure
+            done.set()
+
+        def work() -> None:
+            limit = max(TUNED_VERSION_S, self._report.seconds.get("baseline", 0.0))
+            threading.Thread(target=compile_job, name="nostall-blocks", daemon=True).start()
+            if not done.wait(limit):
+                self.tuned_failure = f"they were not compiled in {limit:.0f} s"
+
+        self._tasks.add_early(work)
 
     def _compile(self, job: CompileJob, worker: Worker) -> JobResult[RewriteResult]:
         if self._state.is_decided:

@@ -26,10 +26,14 @@ from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
 from nostall.attach.torch_compile.rewrite.loss import chunk_losses
 from nostall.attach.torch_compile.runtime.chunked_loss import CHUNKS, FEWER_CHUNKS
-from nostall.attach.torch_compile.store.rank_sync import Selection
+from nostall.attach.torch_compile.store.rank_sync import RankSync, Selection
 from nostall.attach.warning import warn_once
 
 T = TypeVar("T")
+
+SMALL_GRAPH = 200
+"""Calls of a graph for which the option ``nostall.blocks`` compiles one more version by default:
+compiling a larger one takes processor time that its other kernels seldom gain back."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +120,9 @@ class GraphVersions:
         kernel_filter = self.kernel_filter(selection)
 
         def compile_graph() -> tuple[CompiledGraph, RewriteResult]:
-            result = RewriteResult()
+            result, compiler = RewriteResult(), self.compiler_of(selection)
             with fake_inputs(inputs) as fakes:
-                run = self.compiler.compile_candidate(module, fakes, kernel_filter, result)
+                run = compiler.compile_candidate(module, fakes, kernel_filter, result)
             if worker_result is not None and not result.kernels:
                 result = worker_result  # the graphs came from the cache
             for kernel in dict.fromkeys(result.kernels):
@@ -126,6 +130,8 @@ class GraphVersions:
             return run, result
 
         run, result = self.timed("candidate", compile_graph)
+        if kernel_filter.nothing:
+            return Candidate(run, result, selection)
         self.report.not_fused = result.not_fused
         self.report.explanations = result.explanations
         self.report.kernels = len(result.kernels) or self.report.kernels
@@ -134,6 +140,8 @@ class GraphVersions:
 
     def rewritten(self, module: GraphModule, selection: Selection) -> GraphModule:
         """The graph of a selection's candidate: ``module``, changed in place before AOTAutograd."""
+        if selection.version == "tuned":
+            return module
         if self.options.attention == "measure":
             left: list[str] = []
             self.report.attention = keep_attention(module, left)
@@ -169,7 +177,34 @@ class GraphVersions:
             selection.regions,
             products,
             selection.products_only,
+            nothing=selection.version == "tuned",
         )
+
+    def compiler_of(self, selection: Selection) -> GraphCompiler:
+        """The compiler of a selection's candidate."""
+        if selection.tuned and isinstance(self.compiler, InductorCompiler):
+            return self.compiler.tuned
+        return self.compiler
+
+    def untuned_reason(self, module: GraphModule) -> str:
+        """Why Inductor's version with measured block sizes is not tried; empty if it is."""
+        if self.device.type != "cuda":
+            return "they are searched on a GPU only"
+        if self.options.blocks == "off":
+            return "asked for"
+        if not isinstance(self.compiler, InductorCompiler):
+            return "PyTorch's operators run one by one"
+        if reason := self.local_only_reason or self.compiler.untuned_reason:
+            return reason
+        if not RankSync.current().is_alone:
+            return "each rank would find others"
+        calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
+        if self.options.blocks == "small" and calls > SMALL_GRAPH:
+            return (
+                f"the graph has {calls} calls, more than {SMALL_GRAPH}; the option "
+                '"nostall.blocks": "all" tries them, too'
+            )
+        return ""
 
     def timed(self, activity: str, work: Callable[[], T]) -> T:
         """Do some work, and add its wall time to the report."""

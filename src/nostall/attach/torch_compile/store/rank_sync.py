@@ -38,10 +38,14 @@ class Selection:
     whole_logits: bool = False
     # Whether losses without logits have fewer chunks, which take more memory and less time.
     fewer_chunks: bool = False
+    # Whether Inductor's own kernels have measured block sizes.
+    tuned: bool = False
 
     @property
     def title(self) -> str:
         """Which kernels its candidate has, as text."""
+        if self.version == "tuned":
+            return "Inductor's kernels, tuned blocks"
         kernels = "products alone" if self.products_only else "all kernels"
         if self.whole_logits:
             return f"{kernels}, logits kept"
@@ -84,6 +88,11 @@ class RankSync:
     def is_leader(self) -> bool:
         """Whether this process selects versions, for itself and for the other ranks."""
         return self._store is None or self._rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self._store is None
 
     def publish(self, graph: str, selection: Selection, kernels: KernelStore) -> None:
         """Send the selection for a graph (by key) to the other ranks, with its kernels."""

@@ -265,6 +265,8 @@ class ComparisonRecord(Record, frozen=True):
     replayed: ReplayRecord | None = None
     # Memory of the graph's inputs, parameters among them, which a step has beside its peak memory.
     input_bytes: int = 0
+    # Whether the candidate was compared with Inductor's version with measured block sizes.
+    is_over_tuned: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -299,12 +301,10 @@ class ComparisonRecord(Record, frozen=True):
     def __str__(self) -> str:
         """The ratio and its interval; by both clocks if both measured."""
         text = f"{self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f})"
-        if (other := self.replayed) is None:
-            return text
-        return (
-            f"{text} in a loop, {other.ratio:.3f}x ({other.low:.3f} to {other.high:.3f}) in CUDA "
-            f"graphs; decided by {self.deciding_clock}"
-        )
+        if (other := self.replayed) is not None:
+            text += f" in a loop, {other.ratio:.3f}x ({other.low:.3f} to {other.high:.3f}) in CUDA "
+            text += f"graphs; decided by {self.deciding_clock}"
+        return f"{text}, over Inductor's kernels with tuned blocks" if self.is_over_tuned else text
 
     def comparison(self) -> Comparison:
         return Comparison(self.ratio, self.low, self.high, self.null_low, self.null_high, self.kind)
@@ -318,7 +318,8 @@ class EarlierComparison(Record, frozen=True):
     comparison: ComparisonRecord = msgspec.field(name="compared")
 
 
-Version = Literal["stitched", "inductor"]
+Version = Literal["stitched", "inductor", "tuned"]
+"""Which version of a graph runs; ``tuned``: Inductor's, with measured block sizes."""
 
 
 class SelectionRecord(Record, frozen=True, kw_only=True):
@@ -348,6 +349,10 @@ class SelectionRecord(Record, frozen=True, kw_only=True):
     whole_logits: bool = False
     # Whether losses without logits have fewer chunks.
     fewer_chunks: bool = False
+    # Whether Inductor's own kernels have measured block sizes.
+    tuned: bool = False
+    # The comparison of Inductor's version with such block sizes and without; None if there is none.
+    blocks: ComparisonRecord | None = None
 
 
 class KernelComparisonRecord(Record, frozen=True, kw_only=True):

@@ -87,6 +87,7 @@ class BackgroundTasks:
         _instances.add(self)
         self._unfinished = 0
         self._sources: list[TaskSource] = []
+        self._early_tasks: list[Task] = []
         self._final_tasks: list[Task] = []
         # Wall time of the main background thread, in seconds.
         self.seconds = 0.0
@@ -121,6 +122,12 @@ class BackgroundTasks:
             self._unfinished += 1
             self._final_tasks.append(task)
 
+    def add_early(self, task: Task) -> None:
+        """Add a task with a thread of its own, which starts beside the first source."""
+        with self._lock:
+            self._unfinished += 1
+            self._early_tasks.append(task)
+
     def take_cpu_seconds(self) -> float:
         """CPU seconds since the last call of this method."""
         with self._lock:
@@ -131,15 +138,19 @@ class BackgroundTasks:
         """Start threads for what was added.  Failures are logged; the work is then done later."""
         with self._lock:
             sources, self._sources = self._sources, []
+            early_tasks, self._early_tasks = self._early_tasks, []
             final_tasks, self._final_tasks = self._final_tasks, []
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        all_found = threading.Event()
+        all_found, now = threading.Event(), threading.Event()
+        now.set()
+        for task in early_tasks:
+            _start_thread(self._run_beside, task, now, device)
         if sources:
             _start_thread(self._run, sources, all_found, device)
         else:
             all_found.set()
         for task in final_tasks:
-            _start_thread(self._run_final, task, all_found, device)
+            _start_thread(self._run_beside, task, all_found, device)
 
     def _run(
         self, sources: Sequence[TaskSource], all_found: threading.Event, device: int | None
@@ -164,9 +175,9 @@ class BackgroundTasks:
                 self.seconds += time.perf_counter() - began
                 self._unfinished -= len(sources)
 
-    def _run_final(self, task: Task, all_found: threading.Event, device: int | None) -> None:
+    def _run_beside(self, task: Task, begin: threading.Event, device: int | None) -> None:
         """Run a task without the lock of the graph, so that other graphs do not wait for it."""
-        all_found.wait()
+        begin.wait()
         with self._count_thread_time(), log_errors(), _on_device(device):
             if not _exiting.is_set():
                 task()

@@ -29,7 +29,10 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E40
     RewriteResult,
 )
 from nostall.attach.torch_compile.selection import candidate_builder, sources  # noqa: E402
-from nostall.attach.torch_compile.selection.candidate_builder import CandidateBuilder  # noqa: E402
+from nostall.attach.torch_compile.selection.candidate_builder import (  # noqa: E402
+    TUNED,
+    CandidateBuilder,
+)
 from nostall.attach.torch_compile.selection.sources import (  # noqa: E402
     ProductSource,
     RegionSource,
@@ -282,7 +285,8 @@ def test_a_worker_compiles_each_candidate_before_this_process_does(
             kernel_filter=lambda selection: selection.products_only, local_only_reason=""
         ),
         selection=None,
-        patches={},
+        tries_blocks=False,
+        _patches=lambda selection: {},
         _select_kernels=lambda: TRIED,
         _rewritten=lambda module, selection: module,
         _compile=lambda module, args, selection, result: (selection, result),
@@ -293,6 +297,29 @@ def test_a_worker_compiles_each_candidate_before_this_process_does(
     assert build(second) is None
     assert build(second) == (second, "inserted")
     assert jobs == [False, True]
+
+
+@pytest.mark.parametrize("failure", ["", "a graph takes 99 MB"])
+def test_the_version_with_tuned_blocks_comes_first_if_a_worker_has_compiled_it(
+    monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    monkeypatch.setattr(candidate_builder, "clone_graph", lambda module: module)
+    precompiler = SimpleNamespace(
+        worker_died=False, has_tuned_version=not failure, tuned_failure=failure
+    )
+    builder: Any = SimpleNamespace(
+        precompiler=precompiler, selection=None, tries_blocks=True, report=GraphReport()
+    )
+    builder.versions = SimpleNamespace(
+        kernel_filter=lambda selection: None, local_only_reason="no worker"
+    )
+    builder._select_kernels = lambda: TRIED
+    builder._rewritten = lambda module, selection: module
+    builder._compile = lambda module, args, selection, result=None: selection
+    precompiler.rewrite_result = None
+    build = partial(CandidateBuilder._build, builder, "graph", ())
+    assert [build(None), build(None)] == ([TRIED] * 2 if failure else [TUNED, TRIED])
+    assert failure in builder.report.blocks_note
 
 
 @pytest.mark.parametrize(("is_leader", "fails"), [(True, False), (True, True), (False, False)])
@@ -324,7 +351,7 @@ def test_kernels_that_a_product_replaces_are_not_inserted(
     monkeypatch.setattr(sources, "replace_kernels", replace_stitched)
     sync = SimpleNamespace(current=lambda: SimpleNamespace(is_leader=is_leader))
     monkeypatch.setattr(sources, "RankSync", sync)
-    builder: Any = SimpleNamespace(sources=(regions, products))
+    builder: Any = SimpleNamespace(sources=(regions, products), report=GraphReport())
     selection = CandidateBuilder._select_kernels(builder)
     if not is_leader:
         assert asked == [] and selection.kept_in_inductor == {"slow"}

@@ -154,6 +154,8 @@ def test_files_keep_the_field_names_of_the_schema() -> None:
         "earlier",
         "whole_logits",
         "fewer_chunks",
+        "tuned",
+        "blocks",
     ]
     older = {k: v for k, v in json.loads(selection.json).items() if k not in NEW_FIELDS}
     assert SelectionRecord.read(json.dumps(older).encode()) == selection
