@@ -222,6 +222,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "Does attention written as products and a softmax gain from one call?",
          "attention_forms_1.json attention_forms_2.json attention_forms_3.json "
          "attention_forms_4.json attention_forms_5.json", "torch-compile.md"),
+    _row("torch_compile.varying_sizes", "GPU",
+         "Do programs whose sizes vary get kernels, right numbers and no compilation for each?"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans
