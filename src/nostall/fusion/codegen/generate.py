@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from nostall.core.errors import BadInput
@@ -31,6 +32,12 @@ def schedule_operators(graph: Graph, operators: Iterable[int]) -> Schedule:
     Raises :class:`BadFusion` if the operators have no common loops; :func:`generate` may still pack
     them.
     """
+    return _schedule(graph, tuple(sorted(set(operators))))
+
+
+@lru_cache(maxsize=64)
+def _schedule(graph: Graph, operators: tuple[int, ...]) -> Schedule:
+    # The same object for the same operators: what is known of its plans is known by the object.
     schedule = join_dynamic_rows(build_schedule(map_pattern(graph, operators)))
     check_dynamic_size(schedule)
     return schedule

@@ -140,6 +140,9 @@ class Graph:
                 "dynamic_size.placeholder_prime"
             )
 
+    def __hash__(self) -> int:
+        return hash(self.key)  # computed once: caches look graphs up again and again
+
     def __len__(self) -> int:
         return len(self.nodes)
 
