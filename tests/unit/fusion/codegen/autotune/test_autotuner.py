@@ -125,6 +125,7 @@ def test_the_first_candidates_include_eager_loads() -> None:
 
 def test_kernels_without_legal_plans_have_no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     none = Plans((), (IllegalPlan(LOOPED, "too wide"),))
+    default_plan_module.default_plan.cache_clear()
     for module in (candidates_module, default_plan_module):
         monkeypatch.setattr(module, "plans", lambda schedule: none)
     with pytest.raises(BadInput, match="too wide"):
