@@ -1,13 +1,14 @@
 """Do programs whose sizes vary get kernels, right numbers and no compilation for each size?
 
     python -m benchmarks run torch_compile.varying_sizes --out OUT [--programs A,B] [--sizes 12]
-        [--seconds 0.3] [--device cpu]
+        [--seconds 0.3] [--choose measure] [--device cpu]
 
 Each program has sizes that vary, marked as dynamic or with ``dynamic=True``.  The kernels are
-selected without a choice, and results (of training programs also gradients) are compared with eager
-PyTorch in fp64 at random sizes; the error of torch.compile with the same options is beside it.  On
-a GPU the program is then timed at the first size, and at two that are 4 times as large and small,
-in turns with torch.compile, measured twice (the null).  OUT is saved after each program.
+selected without a choice, unless ``--choose measure`` asks for one.  Results (of training programs
+also gradients) are compared with PyTorch in fp64 at random sizes; the errors of torch.compile and
+of eager PyTorch are beside.  On a GPU the program is then timed at the first size, and at two that
+are 4 times as large and small, in turns with torch.compile, measured twice (the null).  OUT is
+saved after each program.
 
 ``--device cpu`` runs in Triton's interpreter (set TRITON_INTERPRET=1), with eager PyTorch in place
 of Inductor, and without times.
@@ -19,6 +20,7 @@ import argparse
 import copy
 import random
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +39,8 @@ F = torch.nn.functional
 SHARES_GPU = True
 """Processes of other benchmarks may run beside this one."""
 WIDTH = 1024
+CHOICE_SECONDS = 60.0
+"""Longest wait for a choice."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ def rotary(width: int) -> Callable[..., Tensor]:
 
 def two_parts(width: int) -> Callable[..., Tensor]:
     def function(x: Tensor, y: Tensor) -> Tensor:
-        return F.layer_norm(x, (width,)).sum() + F.softmax(y * 2, dim=-1).amax()
+        return F.layer_norm(x, (width,)).square().amax() + F.softmax(y * 2, dim=-1).amax()
 
     return function
 
@@ -164,8 +168,8 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
     width, on_cpu = (options.width, options.device == "cpu")
     function = program.make(width)
     if isinstance(function, nn.Module):
-        function = function.to(options.device)
-    backend, settings = Backend(), {"nostall.choose": "stitched"}
+        function = function.to(options.device, torch.float32 if on_cpu else torch.bfloat16)
+    backend, settings = Backend(), {"nostall.choose": options.choose}
     if on_cpu:
         settings |= {"nostall.fallback": "eager", "nostall.fuse": "all"}
     dynamic = None if program.is_marked else True
@@ -176,7 +180,9 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
     sizes = [first]
     for _ in range(options.sizes):
         sizes.append({name: chooser.randint(2, 2 * size) for name, size in first.items()})
-    errors, plain_errors, called = [], [], []
+    errors, plain_errors, eager_errors, called = [], [], [], []
+    if options.choose == "measure":
+        choose(program, compiled, backend, make_inputs(program, first, width, options.device))
     for size in sizes:
         inputs = make_inputs(program, size, width, options.device)
         exact = results(function, [x.double() for x in inputs], program.trains, in_fp64=True)
@@ -185,13 +191,17 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
         called.append(len(kernels))
         errors.append(max_error(found, exact))
         plain_errors.append(max_error(results(plain, inputs, program.trains), exact))
+        eager_errors.append(max_error(results(function, inputs, program.trains), exact))
     result = {
         "sizes": sizes,
+        "choices": [str(report) for report in backend.reports],
+        "cpu_seconds": sum(report.cpu_seconds for report in backend.reports),
         "kernels": backend.reports[-1].kernels,
         "called": called,
         "graphs": len(backend.reports),
         "error": max(errors),
         "plain_error": max(plain_errors),
+        "eager_error": max(eager_errors),
         "not_fused": [
             [*key, n] for report in backend.reports for key, n in report.not_fused.items()
         ],
@@ -199,6 +209,16 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
     if not on_cpu:
         result["times"] = times(program, {"inductor": plain, "stitched": compiled}, options)
     return result
+
+
+def choose(
+    program: Program, compiled: Callable[..., Tensor], backend: Backend, inputs: list[Tensor]
+) -> None:
+    """Call a program until the backend has chosen, at most :data:`CHOICE_SECONDS`."""
+    end = time.perf_counter() + CHOICE_SECONDS
+    results(compiled, inputs, program.trains)
+    while not all(report.reason for report in backend.reports) and time.perf_counter() < end:
+        results(compiled, inputs, program.trains)
 
 
 def make_inputs(program: Program, size: dict[str, int], width: int, device: str) -> list[Tensor]:
@@ -274,6 +294,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--programs", type=lambda text: text.split(","), default=list(PROGRAMS))
     parser.add_argument("--sizes", type=int, default=12, help="random sizes of each program")
     parser.add_argument("--seconds", type=float, default=0.3, help="of each comparison")
+    parser.add_argument("--choose", choices=("stitched", "measure"), default="stitched")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--shrink", type=int, default=1, help="divisor of the first sizes")
@@ -304,10 +325,11 @@ def summary_line(name: str, found: dict[str, Any]) -> str:
     ratios = " ".join(f"{row['ratio']:.2f}" for row in found.get("times", []))
     reasons = sorted({f"{why} ({what})" for why, what, _ in found["not_fused"]})
     called = f"{min(found['called'])}-{max(found['called'])}"
+    names = ("error", "plain_error", "eager_error")
+    errors = " ".join(f"{found[each]:.1e}" for each in names)
     return (
-        f"{name:30} kernels {found['kernels']:2} called {called} graphs {found['graphs']} "
-        f"error {found['error']:.1e} (plain {found['plain_error']:.1e}) {ratios} "
-        f"{chr(59).join(reasons)[:200]}"
+        f"{name:30} kernels {found['kernels']:2} called {called} graphs {found['graphs']} errors "
+        f"(kernels, torch.compile, eager) {errors} {ratios} {'; '.join(reasons)[:200]}"
     )
 
 

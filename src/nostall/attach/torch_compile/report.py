@@ -50,6 +50,8 @@ class GraphReport:
     comparison: ComparisonRecord | None = None
     # The same for candidates before that one, which were not faster.
     earlier: list[EarlierComparison] = field(default_factory=list)
+    # Sizes of the call at which the versions were compared, if sizes are dynamic.
+    compared_at: str = ""
     # Whether the selection was loaded from the store.
     from_store: bool = False
     # Calls until the selection.
@@ -97,6 +99,8 @@ class GraphReport:
         lines = [str(self)]
         if self.comparison is not None and self.comparison.memory:
             lines.append(f"  {self.comparison.memory}")
+        if self.compared_at:
+            lines.append(f"  compared at {self.compared_at}; this version runs at all sizes")
         lines += [f"  {line}" for line in (*self.attention, *self.loss, *self.chunked, *self.left)]
         for number, explanation in enumerate(self.explanations, 1):
             lines += [f"  graph {number} of Inductor: {explanation[0]}"]
