@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness.gpu_lock import gpu_turn
 from benchmarks.harness.result_file import load, save
 from nostall.attach.torch_compile.backend import Backend
 from nostall.attach.torch_compile.runtime.custom_op import record_calls
@@ -277,9 +278,10 @@ def times(
         }
         for run in runs.values():
             run()
-        *samples, null = EventClock().samples(
-            "", [*runs.values(), runs["inductor"]], options.seconds
-        )
+        with gpu_turn():
+            *samples, null = EventClock().samples(
+                "", [*runs.values(), runs["inductor"]], options.seconds
+            )
         compared = Comparison.from_samples(*samples, null, kind="measured")
         rows.append(
             {"size": size, "ratio": compared.ratio, "low": compared.low}
