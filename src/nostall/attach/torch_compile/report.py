@@ -42,6 +42,8 @@ class GraphReport:
     explanations: list[list[str]] = field(default_factory=list)
     # Kernels that stay with Inductor because its version of the same operators is not slower.
     kept_in_inductor: int = 0
+    # Sizes of the call at which the versions were compared, if sizes are dynamic.
+    compared_at: str = ""
     # Kernels that stay with Inductor because they are not accurate, each with operator and error.
     inaccurate: list[str] = field(default_factory=list)
     # What was measured of matrix products with elementwise readers, one line for each.
@@ -50,8 +52,6 @@ class GraphReport:
     comparison: ComparisonRecord | None = None
     # The same for candidates before that one, which were not faster.
     earlier: list[EarlierComparison] = field(default_factory=list)
-    # Sizes of the call at which the versions were compared, if sizes are dynamic.
-    compared_at: str = ""
     # Whether the selection was loaded from the store.
     from_store: bool = False
     # Calls until the selection.

@@ -60,6 +60,13 @@ class Call:
         return args
 
     @property
+    def sizes(self) -> str:
+        """The shapes of the tensors that are no parameters, each once, and the numbers."""
+        given = [x for x in self.args if not isinstance(x, torch.nn.Parameter)]
+        shapes = ["x".join(map(str, x.shape)) if isinstance(x, Tensor) else str(x) for x in given]
+        return ", ".join(dict.fromkeys(shapes))
+
+    @property
     def keeps_history(self) -> bool:
         """Whether a run leaves its history in an argument, so that the next one needs others."""
         values = (self.args[index] for index in self.mutated)

@@ -109,9 +109,9 @@ class CandidateBuilder:
             clocks=self.clocks,
             tasks=self.tasks,
             about=circumstances(self.versions.device, self.patches),
+            is_dynamic=self.versions.is_dynamic,
             repair=self._repair(copy),
             next_selection=self._next_selection,
-            is_dynamic=self.versions.is_dynamic,
         )
         observe = self._observer() if self.versions.needs_observation else None
         # Read before the observing pass becomes part of Inductor's configuration.

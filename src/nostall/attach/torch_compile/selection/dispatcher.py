@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from nostall.attach.torch_compile.measure.accuracy import AccuracyError
@@ -77,12 +75,12 @@ class SelectionContext:
     tasks: BackgroundTasks
     # Description of the circumstances, for the stored record.
     about: dict[str, str]
+    # Whether sizes of the graph are dynamic: versions are compared at those of one call.
+    is_dynamic: bool = False
     # Compiles candidates without their inaccurate kernels; None if nothing can.
     repair: AccuracyRepair | None = None
     # The order in which candidates are tried.
     next_selection: NextSelection = no_selection
-    # Whether sizes of the graph are dynamic: versions are compared at those of one call.
-    is_dynamic: bool = False
 
 
 class GraphDispatcher:
@@ -231,7 +229,7 @@ class GraphDispatcher:
         began = time.perf_counter()
         self._print_progress("comparing …")
         if self._context.is_dynamic:
-            self.report.compared_at = sizes_text(call.args)
+            self.report.compared_at = call.sizes
         try:
             comparison, kernels = self._compare(candidate, call)
         except NoStitchedKernel:
@@ -394,13 +392,6 @@ class GraphDispatcher:
 
     def _print_progress(self, text: str) -> None:
         print_progress(f"graph {self._context.graph[:8]}: {text}")
-
-
-def sizes_text(args: Sequence[Any]) -> str:
-    """The shapes of the tensors that are no parameters, each once, and the numbers."""
-    given = [x for x in args if not isinstance(x, torch.nn.Parameter)]
-    shapes = ["x".join(map(str, x.shape)) if isinstance(x, Tensor) else str(x) for x in given]
-    return ", ".join(dict.fromkeys(shapes))
 
 
 def _is_tracing(args: Sequence[Any]) -> bool:
