@@ -19,7 +19,14 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
-from nostall.fusion.graph.dynamic_size import Extent, placeholder_prime, resized
+from nostall.fusion.graph.dynamic_size import (
+    Extent,
+    SizeReader,
+    part_of_size,
+    placeholder_prime,
+    resized,
+    used_sizes,
+)
 from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph, operator_graphs
 from tests.unit.fusion.pattern_tables import DYNAMIC
 from tests.unit.fusion.patterns import layer_norm
@@ -64,6 +71,27 @@ def test_an_extent_is_resized_before_it_is_rounded(
 def test_the_placeholder_of_a_size_has_to_be_an_odd_prime() -> None:
     with pytest.raises(BadGraph, match="odd prime"):
         Builder(varying=8).graph()
+
+
+def test_sizes_are_read_from_shapes_also_from_products_of_sizes() -> None:
+    varying = SIZE * OTHER_SIZE
+    read = SizeReader(varying, [(4, SIZE * OTHER_SIZE), (3 * OTHER_SIZE,)])
+    assert read.is_complete and read([(4, 35), (15,)]) == (7, 5)
+    hidden = SizeReader(varying, [(SIZE * OTHER_SIZE, 8)])
+    assert not hidden.is_complete and hidden([(35, 8)]) is None
+    assert SizeReader(SIZE, [(2 * SIZE,)])([(10,)]) == 5
+    assert SizeReader(None, [(3,)])([(3,)]) is None
+    assert SizeReader(varying, [(SIZE,), (SIZE * OTHER_SIZE,)])([(0,), (0,)]) == (0, 0)
+
+
+def test_parts_of_a_graph_know_their_sizes_only() -> None:
+    varying = SIZE * OTHER_SIZE
+    numbers = [6, Extent(4 * OTHER_SIZE, 8), 2 * OTHER_SIZE**2]
+    assert used_sizes(numbers, varying) == OTHER_SIZE
+    assert used_sizes([6], varying) is None
+    assert part_of_size((7, 5), varying, OTHER_SIZE) == 5
+    assert part_of_size((7, 5), varying, varying) == (7, 5)
+    assert resized(2 * SIZE * OTHER_SIZE**2, varying, (7, 5)) == 2 * 7 * 25
 
 
 # -- source ----------------------------------------------------------------------------------------
