@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from benchmarks.harness.gpu_lock import gpu_turn
 from benchmarks.harness.result_file import load, save
 from nostall.attach.torch_compile.backend import Backend
+from nostall.attach.torch_compile.graph_key import device_name
 from nostall.attach.torch_compile.runtime.custom_op import record_calls
 from nostall.core.errors import one_line
 
@@ -316,7 +317,8 @@ def main(options: argparse.Namespace) -> int:
         except Exception as error:
             found = {"failed": f"{type(error).__name__}: {one_line(error)}"}
         result["programs"][name] = found
-        save(options.out, programs=result["programs"])
+        about = {"gpu": device_name(torch.device(options.device)), "torch": torch.__version__}
+        save(options.out, choose=options.choose, programs=result["programs"], **about)
         print(summary_line(name, found), flush=True)
     return 0
 
