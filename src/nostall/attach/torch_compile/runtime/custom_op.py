@@ -67,6 +67,8 @@ class StitchedOp:
         self._functions = functions
         self._read_size = record.size_reader
         self._launchers: dict[Size | None, Launcher] = {}
+        # Checked binaries of a kernel of dynamic sizes, by index of the device.
+        self._checked_binaries: dict[int, Sequence[Any]] = {}
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         launcher = self.launcher(self._read_size([tensor.shape for tensor in inputs]))
@@ -84,7 +86,8 @@ class StitchedOp:
                 self._launchers.clear()
             # Recording the binaries of one size among many costs more than other processes gain.
             record, use_cache = self.record.with_size(size), size is None
-            launcher = Launcher(record, self._functions, use_cache=use_cache)
+            checked = None if size is None else self._checked_binaries
+            launcher = Launcher(record, self._functions, use_cache=use_cache, checked=checked)
             self._launchers[size] = launcher
         return launcher
 
