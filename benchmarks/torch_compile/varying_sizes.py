@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from benchmarks.harness.gpu_lock import gpu_turn
 from benchmarks.harness.result_file import load, save
@@ -182,7 +183,7 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
     sizes = [first]
     for _ in range(options.sizes):
         sizes.append({name: chooser.randint(2, 2 * size) for name, size in first.items()})
-    errors, plain_errors, eager_errors, called = [], [], [], []
+    errors, plain_errors, eager_errors, called, plain_graphs = [], [], [], [], 0
     if options.choose == "measure":
         choose(program, compiled, backend, make_inputs(program, first, width, options.device))
     for size in sizes:
@@ -192,7 +193,9 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
             found = results(compiled, inputs, program.trains)
         called.append(len(kernels))
         errors.append(max_error(found, exact))
+        known = compilations()
         plain_errors.append(max_error(results(plain, inputs, program.trains), exact))
+        plain_graphs += compilations() - known
         eager_errors.append(max_error(results(function, inputs, program.trains), exact))
     result = {
         "sizes": sizes,
@@ -201,6 +204,7 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
         "kernels": backend.reports[-1].kernels,
         "called": called,
         "graphs": len(backend.reports),
+        "plain_graphs": plain_graphs,
         "error": max(errors),
         "plain_error": max(plain_errors),
         "eager_error": max(eager_errors),
@@ -209,7 +213,9 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
         ],
     }
     if not on_cpu:
-        result["times"] = times(program, {"inductor": plain, "stitched": compiled}, options)
+        ways = {"inductor": plain, "stitched": compiled}
+        result["times"] = times(program, ways, backend, options)
+        result["choices"] = [str(report) for report in backend.reports]
     return result
 
 
@@ -221,6 +227,11 @@ def choose(
     results(compiled, inputs, program.trains)
     while not all(report.reason for report in backend.reports) and time.perf_counter() < end:
         results(compiled, inputs, program.trains)
+
+
+def compilations() -> int:
+    """Graphs that Dynamo has compiled in this process."""
+    return int(counters["stats"]["unique_graphs"])
 
 
 def make_inputs(program: Program, size: dict[str, int], width: int, device: str) -> list[Tensor]:
@@ -261,7 +272,10 @@ def max_error(found: list[Tensor], exact: list[Tensor]) -> float:
 
 
 def times(
-    program: Program, ways: dict[str, Callable[..., Tensor]], options: argparse.Namespace
+    program: Program,
+    ways: dict[str, Callable[..., Tensor]],
+    backend: Backend,
+    options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """Times at the first size, and at sizes 4 times as large and small."""
     from nostall.core.measurement import Comparison
@@ -279,6 +293,8 @@ def times(
         }
         for run in runs.values():
             run()
+        if options.choose == "measure":
+            choose(program, ways["stitched"], backend, inputs)
         with gpu_turn():
             *samples, null = EventClock().samples(
                 "", [*runs.values(), runs["inductor"]], options.seconds
@@ -332,7 +348,8 @@ def summary_line(name: str, found: dict[str, Any]) -> str:
     names = ("error", "plain_error", "eager_error")
     errors = " ".join(f"{found[each]:.1e}" for each in names)
     return (
-        f"{name:30} kernels {found['kernels']:2} called {called} graphs {found['graphs']} errors "
+        f"{name:30} kernels {found['kernels']:2} called {called} graphs {found['graphs']} "
+        f"(torch.compile {found['plain_graphs']}) errors "
         f"(kernels, torch.compile, eager) {errors} {ratios} {'; '.join(reasons)[:200]}"
     )
 
