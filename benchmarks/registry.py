@@ -228,6 +228,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "Does attention written as products and a softmax gain from one call?",
          "attention_forms_1.json attention_forms_2.json attention_forms_3.json "
          "attention_forms_4.json attention_forms_5.json", "torch-compile.md"),
+    _row("torch_compile.varying_sizes", "GPU",
+         "Do programs whose sizes vary get kernels, right numbers and no compilation for each?",
+         "varying_sizes_1.json varying_sizes_2.json varying_sizes_3.json varying_sizes_4.json",
+         "torch-compile.md", "fusion.correctness.varying_sizes"),
     _row("torch_compile.guarantees", "GPU", "Do the documented guarantees of the backend hold?",
          "guarantees_h200.json", "torch-compile.md"),
     # Pipeline plans

@@ -24,7 +24,7 @@ EXPECTED_SECONDS_OTHERS = {
     "inductor": 25,
     "nostall": 60,
     "steady": 50,
-    "gain": 150,
+    "gain": 120,
     "autotuned": 100,
     "graphs": 60,
 }

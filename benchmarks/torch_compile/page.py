@@ -64,6 +64,7 @@ def models_page(loaded: Mapping[str, Model]) -> str:
         "others": _others(),
         **_losses(),
         **_attention(),
+        **_varying(),
     }
     return render_page(__file__, PAGE, values)
 
@@ -135,6 +136,36 @@ def _attention() -> dict[str, Any]:
         "forms": rows, "attention_about": contents[0], "attention_files": ATTENTION,
         "ones": None if masked is None else _replayed(masked, "a mask of ones"),
     }  # fmt: skip
+
+
+def _varying() -> dict[str, Any]:
+    """Programs whose sizes vary: kernels, compilations, errors and times at several sizes."""
+    files = sorted(results("torch_compile").glob("varying_sizes_*.json"))
+    contents = [load(path) for path in files]
+    rows = [
+        _varying_row(f"{name}{', chosen' if content.get('choose') == 'measure' else ''}", found)
+        for content in contents
+        for name, found in content["programs"].items()
+        if "failed" not in found
+    ]
+    return {"varying": rows, "varying_about": contents[0], "varying_files": files}
+
+
+def _varying_row(name: str, found: Mapping[str, Any]) -> list[str]:
+    errors = (found[each] for each in ("error", "plain_error", "eager_error"))
+    ratios = [
+        f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})" for row in found["times"]
+    ]
+    called = sorted(set(found["called"]))
+    return [
+        name,
+        " or ".join(map(str, called)),
+        str(len(found["sizes"])),
+        str(found["graphs"]),
+        " / ".join(f"{each:.1e}" for each in errors),
+        *(ratios or [NONE] * 3),
+        "; ".join(sorted({why for why, *_ in found["not_fused"]})),
+    ]
 
 
 def _form(name: str, found: Mapping[str, Any]) -> list[str]:

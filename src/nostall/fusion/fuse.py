@@ -30,10 +30,10 @@ from nostall.fusion.capture.randomness import SEEDS, replace_random_ops
 from nostall.fusion.capture.slicing import hoist_slices
 from nostall.fusion.capture.trace import decompositions
 from nostall.fusion.codegen.cost.default_plan import default_plan
-from nostall.fusion.codegen.emit.program import find_dynamic_size
 from nostall.fusion.codegen.generate import PlanChooser
 from nostall.fusion.codegen.runtime import eager
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
+from nostall.fusion.graph.dynamic_size import Size, SizeReader, part_of_size
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.recompute.copies import Kernels
 from nostall.fusion.recompute.kernels import default_kernels
@@ -232,7 +232,8 @@ class StitchedModule:
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs, in the structure of its output node."""
-        values, size = self.captured.values, self._dynamic_size(args)
+        graph, values = self.captured.graph, self.captured.values
+        size = self._dynamic_size(args)
         device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cuda"))
         computed: dict[int, Any] = {}
 
@@ -257,7 +258,8 @@ class StitchedModule:
                 computed[index] = next(arguments) if is_argument else attribute
         for step in self.steps:
             if isinstance(step.action, StitchedGraph):
-                results = step.action(*map(read_value, step.inputs), size=size, device=device)
+                known = part_of_size(size, graph.varying, step.action.graph.varying)
+                results = step.action(*map(read_value, step.inputs), size=known, device=device)
             else:
                 call = step.action
                 operands, named = map_arg(call.args, read_node), map_arg(call.kwargs, read_node)
@@ -272,23 +274,21 @@ class StitchedModule:
         (output,) = self.module.graph.find_nodes(op="output")
         return map_arg(output.args[0], read_result)
 
-    def _dynamic_size(self, args: Sequence[Any]) -> int | None:
-        """The value of the dynamic size in these arguments; None if all sizes are static."""
-        graph = self.captured.graph
-        if graph.varying is None:
-            return None
-        placeholders = self.module.graph.find_nodes(op="placeholder")
-        for node, argument in zip(placeholders, args, strict=True):
-            index = self.captured.values[node]
+    def _dynamic_size(self, args: Sequence[Any]) -> Size | None:
+        """The values of the dynamic sizes in these arguments; None if all sizes are static."""
+        captured, shapes, planned = self.captured, [], []
+        for node, argument in zip(
+            self.module.graph.find_nodes(op="placeholder"), args, strict=True
+        ):
+            index = captured.values[node]
             if isinstance(argument, Tensor) and isinstance(index, int):
-                size = find_dynamic_size(graph, [index], [argument])
-                if size is not None:
-                    return size
-            elif (
-                getattr(getattr(node.meta["val"], "node", None), "expr", 0) == self.captured.symbol
-            ):
-                return int(argument)
-        return None
+                shapes.append(argument.shape)
+                planned.append(captured.graph[index].shape)
+            else:
+                expression = getattr(getattr(node.meta["val"], "node", None), "expr", None)
+                shapes.append((argument,))
+                planned.append((captured.primes.get(expression, 1),))
+        return SizeReader(captured.graph.varying, planned)(shapes)
 
 
 def stitch_module(

@@ -11,6 +11,7 @@ from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.generate import PlanChooser, generate_partition
 from nostall.fusion.explore.default_partition import default_partition
+from nostall.fusion.graph.dynamic_size import SizeReader, used_sizes
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.graph.regions import Region, find_regions
@@ -27,10 +28,31 @@ def captured_regions(
     """The regions of a graph; ``calls`` and ``input_views`` as of :func:`find_regions`.
 
     Views that have a node in the FX graph are inputs, too, if a kernel can read their parts only so
-    (:func:`.views_of_parts`).
+    (:func:`.views_of_parts`), or the dynamic sizes of its results.
     """
-    views = views_of_parts(captured.graph) & captured.origins.keys()
-    return find_regions(captured.graph, calls, views.union(input_views))
+    graph = captured.graph
+    views = (views_of_parts(graph) | _views_that_show_sizes(graph)) & captured.origins.keys()
+    return find_regions(graph, calls, views.union(input_views))
+
+
+def _views_that_show_sizes(graph: Graph) -> frozenset[int]:
+    """Views of values in memory whose shape shows dynamic sizes that the value's shape hides.
+
+    The result of a linear layer has one axis for the product of batch and length.
+    """
+
+    def hides_sizes(index: int) -> bool:
+        shape = graph[index].shape
+        return not SizeReader(used_sizes(shape, graph.varying), [shape]).is_complete
+
+    return frozenset(
+        node.index
+        for node in graph
+        if node.op == "view"
+        and graph[node.inputs[0]].kind in ("input", "opaque")
+        and hides_sizes(node.inputs[0])
+        and not hides_sizes(node.index)
+    )
 
 
 @dataclass(frozen=True)

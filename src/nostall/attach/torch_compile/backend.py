@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
 from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph
@@ -116,6 +117,8 @@ class _Graph:
             pending = None
             if selection is None:
                 pending = self._candidate_builder(), clone_graph(self.module)
+        except RestartAnalysis:  # Dynamo traces the frame again, with other numbers as constants
+            raise
         except Exception as error:  # must not end the user's process: Inductor compiles the graph
             raise _Failed from error
         if pending is not None:

@@ -27,8 +27,6 @@ def unsupported_reason(module: GraphModule, inputs: Sequence[Any]) -> str | None
     names = dynamic_symbols(inputs)
     if any(name.startswith("u") for name in names):
         return "data-dependent shape"
-    if len(names) > 1:
-        return "several dynamic dimensions"
     if any(is_traceable_wrapper_subclass(x) for x in tensors):
         return "a tensor subclass"
     targets = [str(node.target) for graph in _subgraphs(module) for node in graph.graph.nodes]
@@ -66,7 +64,7 @@ def graph_key(
         f"{options.products} {_float32_precision()} {options.attention} {options.loss}",
         options.blocks,
         *(f"{name}={_patch_text(value)}" for name, value in sorted(patches.items())),
-        *(_input_text(value) for value in inputs),
+        *_input_lines(inputs),
         *_node_lines(module, device),
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -97,20 +95,27 @@ def device_name(device: torch.device) -> str:
 
 def dynamic_symbols(inputs: Sequence[Any]) -> set[str]:
     """Names of PyTorch's symbols for sizes and strides that are known at run time only."""
-    sizes = [value for value in inputs if isinstance(value, torch.SymInt)]
+    sizes: list[Any] = []
     for value in inputs:
-        if isinstance(value, Tensor):
-            layout = (*value.shape, *value.stride())
-            sizes += [size for size in layout if isinstance(size, torch.SymInt)]
-    return {str(symbol) for size in sizes for symbol in size.node.expr.free_symbols}
+        sizes += (*value.shape, *value.stride()) if isinstance(value, Tensor) else (value,)
+    symbolic = [size for size in sizes if isinstance(size, torch.SymInt)]
+    return {str(symbol) for size in symbolic for symbol in size.node.expr.free_symbols}
 
 
-def _input_text(value: Any) -> str:
-    text = _value_text(value)
-    for symbol in dynamic_symbols([value]):
-        # PyTorch's name of a symbol depends on where the size comes from.
-        text = re.sub(rf"\b{symbol}\b", "n", text)
-    return text
+def _input_lines(inputs: Sequence[Any]) -> Iterator[str]:
+    """One line for each input.  Symbols are numbered by their first place in the text.
+
+    PyTorch's name of a symbol depends on where the size comes from.
+    """
+    names = dynamic_symbols(inputs)
+    numbers: dict[str, str] = {}
+
+    def number(match: re.Match[str]) -> str:
+        name = match.group()
+        return numbers.setdefault(name, f"n{len(numbers)}") if name in names else name
+
+    for value in inputs:
+        yield re.sub(r"\b[a-z]\w*\b", number, _value_text(value))
 
 
 def _value_text(value: Any) -> str:

@@ -1,9 +1,9 @@
 """Lowering of an FX graph of ATen calls to an operator graph; unsupported calls become opaque.
 
-Conversion of an FX graph's sizes to ints; a placeholder prime replaces its one dynamic size.
+Conversion of an FX graph's sizes to ints; a placeholder prime replaces each dynamic size.
 
-PyTorch writes a dynamic size as a SymPy symbol. A graph may have one symbol; each of its dynamic
-sizes must be a multiple of it (:mod:`nostall.fusion.graph.dynamic_size`).
+PyTorch writes a dynamic size as a SymPy symbol. Each size of a tensor must be a number times a
+product of symbols (:mod:`nostall.fusion.graph.dynamic_size`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,67 +36,64 @@ from nostall.fusion.graph.shapes import Shape
 
 
 class Sizes:
-    """Sizes of one graph: its symbols, and the placeholder prime if it has exactly one."""
+    """Sizes of one graph: its symbols with the placeholder prime of each."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         hints: dict[Any, int] = {}
         static_sizes: set[int] = set()
-        seen: Counter[Any] = Counter()
         for size in _sizes(nodes):
             if isinstance(size, int):
                 static_sizes.add(size)
                 continue
-            symbols = size.node.expr.free_symbols
-            seen.update(symbols)
-            factor, symbol = _multiple(size)
-            if symbol is not None and size.node.hint is not None:
-                static_sizes.add(factor)
-                hints.setdefault(symbol, size.node.hint // factor)
-        self.symbols = frozenset(seen)
-        self.symbol: Any = None
-        self.varying: int | None = None
-        if len(self.symbols) == 1 and hints:
-            ((self.symbol, hint),) = hints.items()
-            self.varying = placeholder_prime(hint, static_sizes)
+            factor, symbols = _product(size)
+            static_sizes.add(factor)
+            if len(symbols) == 1 and size.node.hint is not None:
+                hints.setdefault(*symbols, size.node.hint // factor)
+        self.primes: dict[Any, int] = {}
+        for symbol, hint in hints.items():
+            self.primes[symbol] = placeholder_prime(hint, static_sizes)
+            static_sizes.add(self.primes[symbol])
+        self.varying = math.prod(self.primes.values()) if self.primes else None
 
     def layout(self, value: torch.Tensor) -> tuple[Shape, Shape]:
         """Shape and strides of a fake tensor as ints; raises :class:`Unsupported` if impossible."""
-        shape = tuple(map(self._number, value.shape))
-        if self.varying and math.prod(shape) and math.prod(shape) % self.varying**2 == 0:
-            raise Unsupported("the dynamic dimension twice in a tensor")
-        return shape, tuple(map(self._number, value.stride()))
+        return tuple(map(self.number, value.shape)), tuple(map(self.number, value.stride()))
 
-    def _number(self, size: int | torch.SymInt) -> int:
+    def number(self, size: int | torch.SymInt) -> int:
+        """A size as an int; raises :class:`Unsupported` if it is no product of symbols."""
         if isinstance(size, int):
             return size
         if any(str(symbol).startswith("u") for symbol in size.node.expr.free_symbols):
             raise Unsupported("data-dependent shape")
-        if len(self.symbols) > 1:
-            raise Unsupported("several dynamic dimensions")
-        factor, symbol = _multiple(size)
-        if self.varying is None or symbol is None:
-            raise Unsupported("a size that is no multiple of the dynamic dimension")
-        return factor * self.varying
+        factor, symbols = _product(size)
+        if not symbols or any(symbol not in self.primes for symbol in symbols):
+            raise Unsupported("a size that is no product of dynamic dimensions")
+        return factor * math.prod(self.primes[symbol] for symbol in symbols)
 
 
-def _multiple(size: Any) -> tuple[int, Any]:
-    """A size as (factor, symbol); the symbol is None if the size is no multiple of one symbol."""
-    expression = size.node.expr
-    symbols = expression.free_symbols
-    if len(symbols) != 1:
-        return 1, None
-    (symbol,) = symbols
-    ratio = expression / symbol
-    return (int(ratio), symbol) if ratio.is_Integer else (1, None)
+def _product(size: Any) -> tuple[int, tuple[Any, ...]]:
+    """A size as its constant factor and the symbols that it is the product of, powers repeated.
+
+    There are no symbols if the size is no such product.
+    """
+    constant, rest = size.node.expr.as_coeff_Mul()
+    symbols: list[Any] = []
+    for base, power in rest.as_powers_dict().items():
+        if not (base.is_Symbol and power.is_Integer and power > 0):
+            return 1, ()
+        symbols += [base] * int(power)
+    return (int(constant), tuple(symbols)) if constant.is_Integer and constant > 0 else (1, ())
 
 
 def _sizes(nodes: Iterable[Node]) -> Iterator[int | torch.SymInt]:
-    """All sizes and strides of all strided tensors of the graph."""
+    """All sizes and strides of all strided tensors of the graph, and its dynamic numbers."""
     for node in nodes:
         value = node.meta.get("val")
         for item in value if isinstance(value, (tuple, list)) else [value]:
             if isinstance(item, torch.Tensor) and item.layout == torch.strided:
                 yield from (*item.shape, *item.stride())
+            elif isinstance(item, torch.SymInt):
+                yield item
 
 
 @dataclass(frozen=True)
@@ -130,9 +127,8 @@ class CapturedGraph:
     """The first FX node of each graph node. An intermediate node of the lowering of one ATen call
     has none, and only nodes of the same lowering read it. Several FX nodes may have one node."""
     report: CaptureReport
-    symbol: Any = None
-    """SymPy symbol of the dynamic size, None if all sizes are static; ``graph.varying`` is the
-    prime in its place."""
+    primes: Mapping[Any, int] = field(default_factory=dict)
+    """SymPy symbol of each dynamic size, with the prime in its place."""
 
 
 def capture(module: GraphModule) -> CapturedGraph:
@@ -176,7 +172,7 @@ def capture(module: GraphModule) -> CapturedGraph:
     flat = [i for value in results for i in (value if isinstance(value, tuple) else (value,))]
     graph = build.graph(*flat)
     report = CaptureReport(fusible, unsupported, reasons)
-    return CapturedGraph(graph, values, _origins(values), report, sizes.symbol)
+    return CapturedGraph(graph, values, _origins(values), report, sizes.primes)
 
 
 class _SoftmaxOperators:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.loops.dynamic_rows import check_dynamic_size
+from nostall.fusion.codegen.loops.dynamic_rows import check_dynamic_size, join_dynamic_rows
 from nostall.fusion.codegen.loops.mapping import map_pattern
 from nostall.fusion.codegen.loops.schedule import Schedule, build_schedule
 from nostall.fusion.codegen.packing import common_warps, emit_packed, independent_parts, plan_packed
@@ -31,7 +32,13 @@ def schedule_operators(graph: Graph, operators: Iterable[int]) -> Schedule:
     Raises :class:`BadFusion` if the operators have no common loops; :func:`generate` may still pack
     them.
     """
-    schedule = build_schedule(map_pattern(graph, operators))
+    return _schedule(graph, tuple(sorted(set(operators))))
+
+
+@lru_cache(maxsize=64)
+def _schedule(graph: Graph, operators: tuple[int, ...]) -> Schedule:
+    # The same object for the same operators: what is known of its plans is known by the object.
+    schedule = join_dynamic_rows(build_schedule(map_pattern(graph, operators)))
     check_dynamic_size(schedule)
     return schedule
 

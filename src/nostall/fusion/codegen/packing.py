@@ -14,6 +14,7 @@ from nostall.fusion.codegen.emit.emit import PACKABLE_BODIES, tensor_arguments
 from nostall.fusion.codegen.emit.program import Launch, NodeNumbering, Program, assemble_file
 from nostall.fusion.codegen.emit.tile_parts import specializes_counts
 from nostall.fusion.codegen.expressions.lines import Lines
+from nostall.fusion.codegen.loops.dynamic_rows import needs_size_arguments
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import PackedPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
@@ -62,6 +63,8 @@ def plan_packed(schedules: Sequence[Schedule]) -> tuple[PlannedKernel, ...]:
 
 
 def _packable(schedule: Schedule) -> Iterable[PlannedKernel]:
+    if needs_size_arguments(schedule):
+        return ()
     return (kernel for kernel in plans(schedule).legal if kernel.plan.scheme in PACKABLE_BODIES)
 
 

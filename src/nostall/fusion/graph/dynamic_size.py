@@ -1,16 +1,23 @@
-"""Dynamic sizes without symbols: an odd prime takes the place of a size known at run time only.
+"""Dynamic sizes without symbols: an odd prime takes the place of each size known at run time only.
 
-A graph may have one dynamic size (the batch). It is built with an odd prime in place of that size.
-The prime is close to the expected size and divides no other size or stride of the graph. A number
-of the graph depends on the dynamic size if and only if it is a multiple of the prime, and it scales
-with the size by the same factor. Evaluators therefore see plain numbers close to the real ones.
+A graph is built with a prime in place of each dynamic size (the batch, a length). Each prime is
+close to the expected size and divides no static size or stride of the graph. The graph's *varying*
+number is the product of its primes. A number of the graph depends on a dynamic size if and only if
+it is a multiple of that prime, and it scales with the size by the same factor, once for each time
+that the prime divides it. Evaluators therefore see plain numbers close to the real ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from itertools import count
 from math import isqrt
+from typing import Any
+
+Size = int | tuple[int, ...]
+"""The dynamic size of a graph; if it has several, those in ascending order of their primes."""
 
 
 def placeholder_prime(expected: int, static_sizes: Collection[int]) -> int:
@@ -21,13 +28,39 @@ def placeholder_prime(expected: int, static_sizes: Collection[int]) -> int:
     raise AssertionError("there are infinitely many primes")
 
 
-def is_placeholder_prime(number: int) -> bool:
-    """Whether a number can take the place of a dynamic size."""
-    return number > 2 and number % 2 == 1 and _is_prime(number)
+@cache
+def primes_of(varying: int) -> tuple[int, ...]:
+    """The primes of the dynamic sizes, ascending."""
+    primes, rest, divisor = [], varying, 3
+    while rest > 1:
+        if divisor * divisor > rest:
+            divisor = rest
+        if rest % divisor == 0:
+            primes.append(divisor)
+            rest //= divisor
+        else:
+            divisor += 2
+    return tuple(primes)
 
 
-def resized(number: int, varying: int | None, size: int | None) -> int:
-    """The value at run-time size ``size`` of a number from a graph built with prime ``varying``.
+def is_placeholder(number: int) -> bool:
+    """Whether a number can take the place of dynamic sizes: a product of different odd primes."""
+    return number > 2 and number % 2 == 1 and math.prod(set(primes_of(number))) == number
+
+
+def factors(number: int, varying: int) -> tuple[int, tuple[int, ...]]:
+    """A number as its constant factor, and how often it is a multiple of each dynamic size."""
+    powers = []
+    for prime in primes_of(varying):
+        power = 0
+        while number and number % prime == 0:
+            number, power = number // prime, power + 1
+        powers.append(power)
+    return number, tuple(powers)
+
+
+def resized(number: int, varying: int | None, size: Size | None) -> int:
+    """The value at run-time size ``size`` of a number from a graph built with ``varying``.
 
     Returns the number unchanged if ``varying`` or ``size`` is None. An :class:`Extent` or a
     :class:`Total` is recomputed from its parts, because rounding up is not linear in the size.
@@ -39,21 +72,104 @@ def resized(number: int, varying: int | None, size: int | None) -> int:
     if isinstance(number, Extent):
         length = resized(number.length, varying, size)
         return -(-length // number.step) * number.unit
-    return number // varying * size if number % varying == 0 else number
+    if not varies(number, varying):
+        return number
+    sizes = size if isinstance(size, tuple) else (size,)
+    result, powers = factors(number, varying)
+    for each, power in zip(sizes, powers, strict=True):
+        for _ in range(power):
+            result = result * each
+    return result
 
 
 def varies(number: int, varying: int | None) -> bool:
-    """Whether a number depends on the dynamic size."""
-    return varying is not None and number > 0 and number % varying == 0
+    """Whether a number depends on a dynamic size."""
+    return varying is not None and number > 0 and math.gcd(number, varying) > 1
 
 
 def depends_on_size(number: int, varying: int) -> bool:
     """Whether :func:`resized` gives other values of a number for other sizes."""
+    return used_sizes([number], varying) is not None
+
+
+def used_sizes(numbers: Iterable[int], varying: int | None) -> int | None:
+    """The part of ``varying`` that these numbers depend on; None if they depend on no size."""
+    if varying is None:
+        return None
+    used = math.lcm(*(_used(number, varying) for number in numbers))
+    return used if used > 1 else None
+
+
+def _used(number: int, varying: int) -> int:
     if isinstance(number, Total):
-        return any(depends_on_size(extent, varying) for extent in number.extents)
+        return used_sizes(number.extents, varying) or 1
     if isinstance(number, Extent):
-        return depends_on_size(number.length, varying)
-    return varies(number, varying)
+        return _used(number.length, varying)
+    return math.gcd(number, varying) if number > 0 else 1
+
+
+def placeholder_size(varying: int | None) -> Size | None:
+    """The primes of a graph as its dynamic sizes."""
+    primes = () if varying is None else primes_of(varying)
+    return primes if len(primes) > 1 else next(iter(primes), None)
+
+
+def part_of_size(size: Size | None, varying: int | None, part: int | None) -> Size | None:
+    """Of the sizes of a graph with ``varying``, those of its part with ``part``."""
+    if size is None or varying is None or part is None:
+        return None
+    sizes = size if isinstance(size, tuple) else (size,)
+    pairs = zip(primes_of(varying), sizes, strict=True)
+    kept = tuple(each for prime, each in pairs if part % prime == 0)
+    return kept if len(kept) > 1 else kept[0]
+
+
+class SizeReader:
+    """Reads the dynamic sizes of a kernel from the shapes of its tensors."""
+
+    def __init__(self, varying: int | None, shapes: Iterable[Sequence[int]]) -> None:
+        """``shapes``: of the tensors, with primes in place of dynamic sizes."""
+        self._order: list[int] = []
+        # Tensor, axis, constant factor, and the known sizes that divide each length that is read.
+        self._steps: list[tuple[int, int, int, tuple[int, ...]]] = []
+        self._primes = () if varying is None else primes_of(varying)
+        places = [
+            (tensor, axis, *factors(length, varying))
+            for tensor, shape in enumerate(shapes)
+            for axis, length in enumerate(shape)
+            if varying is not None and varies(length, varying)
+        ]
+        while step := next(filter(None, (self._step(*place) for place in places)), None):
+            self._steps.append(step)
+
+    def _step(
+        self, tensor: int, axis: int, factor: int, powers: tuple[int, ...]
+    ) -> tuple[int, int, int, tuple[int, ...]] | None:
+        """How to read a size from a length, if that has one unknown size, once."""
+        parts = [at for at, power in enumerate(powers) for _ in range(power)]
+        unknown = [at for at in parts if at not in self._order]
+        if len(unknown) != 1:
+            return None
+        known = tuple(self._order.index(at) for at in parts if at in self._order)
+        self._order.append(unknown[0])
+        return tensor, axis, factor, known
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the tensors show all sizes."""
+        return len(self._order) == len(self._primes)
+
+    def __call__(self, shapes: Sequence[Sequence[Any]]) -> Size | None:
+        """The sizes in tensors of these shapes; None if there are none, or none is shown."""
+        found: list[Any] = []
+        for tensor, axis, factor, known in self._steps:
+            length = shapes[tensor][axis]
+            for at in known:
+                length = length // found[at] if found[at] else 0
+            found.append(length // factor)
+        if len(found) < 2 or not self.is_complete:
+            return found[0] if found and self.is_complete else None
+        return tuple(found[self._order.index(at)] for at in range(len(found)))
 
 
 class Extent(int):

@@ -20,7 +20,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from nostall.fusion.errors import BadGraph
-from nostall.fusion.graph.dynamic_size import is_placeholder_prime, resized, varies
+from nostall.fusion.graph.dynamic_size import Size, factors, is_placeholder, resized, varies
 from nostall.fusion.graph.operations import (
     COMPARISONS,
     COMPUTE,
@@ -82,10 +82,10 @@ class Node:
     def keepdim(self) -> bool:
         return bool(self["keepdim"])
 
-    def resized(self, varying: int | None, size: int | None) -> Node:
+    def resized(self, varying: int | None, size: Size | None) -> Node:
         """The node with its shape and strides at the run-time size ``size``.
 
-        ``varying`` is the placeholder prime of the graph; if either is None, nothing changes.
+        ``varying`` is that of the graph; if either is None, nothing changes.
         """
         if varying is None or size is None:
             return self
@@ -99,7 +99,8 @@ class Node:
         return self.describe()
 
     def describe(self, varying: int | None = None) -> str:
-        """The node as text: ``%3 = add(%1, %2) float32 4nx8``, where ``n`` is the dynamic size."""
+        """The node as text: ``%3 = add(%1, %2) float32 4nx8``, where ``n`` is the dynamic size
+        (``n0``, ``n1``, … if there are several)."""
         arguments = [f"%{i}" for i in self.inputs] + [f"{k}={v}" for k, v in self.attributes]
         sizes = "x".join(_size_text(size, varying) for size in self.shape) or "scalar"
         return f"%{self.index} = {self.op}({', '.join(arguments)}) {self.dtype} {sizes}"
@@ -117,7 +118,8 @@ class Graph:
     outputs: tuple[int, ...]
     """Indices of the nodes whose values the graph returns, in order."""
     varying: int | None = None
-    """Placeholder prime of the dynamic size (:mod:`nostall.fusion.graph.dynamic_size`), if any."""
+    """Product of the primes that stand for dynamic sizes
+    (:mod:`nostall.fusion.graph.dynamic_size`), if there are any."""
     compared: tuple[tuple[int, ...], ...] = ()
     """Groups of outputs that an operator behind this graph compares with each other
     (:mod:`nostall.fusion.graph.decisions`)."""
@@ -131,11 +133,15 @@ class Graph:
                     f"output %{index} is no node; the graph has {len(self.nodes)} nodes, counted "
                     "from 0; use indices of its nodes as outputs"
                 )
-        if self.varying is not None and not is_placeholder_prime(self.varying):
+        if self.varying is not None and not is_placeholder(self.varying):
             raise BadGraph(
-                f"the placeholder for the dynamic size is {self.varying}; allowed is an odd prime "
-                "that divides no other size; take one from dynamic_size.placeholder_prime"
+                f"the placeholder for dynamic sizes is {self.varying}; allowed is a product of "
+                "different odd primes that divide no other size; take them from "
+                "dynamic_size.placeholder_prime"
             )
+
+    def __hash__(self) -> int:
+        return hash(self.key)  # computed once: caches look graphs up again and again
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -306,7 +312,9 @@ def _size_text(size: int, varying: int | None) -> str:
     if not varies(size, varying):
         return str(size)
     assert varying is not None
-    return "n" if size == varying else f"{size // varying}n"
+    constant, powers = factors(size, varying)
+    names = [f"n{at}" if len(powers) > 1 else "n" for at, n in enumerate(powers) for _ in range(n)]
+    return f"{constant if constant > 1 else ''}{'*'.join(names)}"
 
 
 def _check(node: Node, position: int, nodes: tuple[Node, ...]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nostall.fusion.graph.decisions import compared_outputs
+from nostall.fusion.graph.dynamic_size import used_sizes
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 
@@ -261,4 +262,6 @@ def extract_region(graph: Graph, operators: list[int], input_views: Collection[i
         for index in operators
         if index in graph.results or not chosen.issuperset(graph.consumers[index])
     )
-    return Region(Graph(tuple(nodes), outputs, graph.varying), tuple(origins))
+    # Regions of several sizes have those that they depend on, and equal regions have equal ones.
+    varying = used_sizes((n for node in nodes for n in (*node.shape, *node.strides)), graph.varying)
+    return Region(Graph(tuple(nodes), outputs, varying), tuple(origins))

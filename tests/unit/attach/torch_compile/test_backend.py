@@ -307,10 +307,11 @@ def test_the_next_run_of_a_dynamic_batch_size_starts_with_the_selection(cold: An
     assert found["difference"] < 1e-4
 
 
-def test_a_graph_of_two_dynamic_sizes_stays_with_the_fallback_and_is_counted(cold: Any) -> None:
+def test_a_graph_of_two_dynamic_sizes_has_kernels_for_all_sizes(cold: Any) -> None:
     found = cold["dynamic"]["two"]
     assert found["difference"] < 1e-6
-    assert [["several dynamic dimensions", "whole graph"]] in found["not fused"]
+    assert found["kernels"] == [1, 1, 1]
+    assert found["graphs"] == 1
 
 
 def test_ranks_with_own_stores_run_the_kernels_of_rank_0(processes: Any) -> None:

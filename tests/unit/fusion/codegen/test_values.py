@@ -34,6 +34,10 @@ def test_one_kernel_is_correct_for_several_numbers_of_rows(interpreted: Any) -> 
     assert [wrong for wrong in interpreted["dynamic"].values() if wrong] == []
 
 
+def test_kernels_of_random_graphs_are_correct_for_several_dynamic_sizes(interpreted: Any) -> None:
+    assert [wrong for wrong in interpreted["several sizes"].values() if wrong] == []
+
+
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_kernels_are_correct(interpreted: Any, name: str) -> None:
     assert interpreted["packed"][name] == []

@@ -28,6 +28,13 @@ class Call:
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         return cls(tuple(args), mutated, grad, inference)
 
+    @property
+    def sizes(self) -> str:
+        """The shapes of the tensors that are no parameters, each once, and the numbers."""
+        given = [x for x in self.args if not isinstance(x, torch.nn.Parameter)]
+        shapes = ["x".join(map(str, x.shape)) if isinstance(x, Tensor) else str(x) for x in given]
+        return ", ".join(dict.fromkeys(shapes))
+
     def copy(self) -> Call:
         """The call on copies of its tensors, which the user may change or free; not of parameters.
 

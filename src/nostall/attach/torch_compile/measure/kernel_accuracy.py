@@ -12,6 +12,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import match_key
 from nostall.attach.torch_compile.runtime.custom_op import load_op
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord
 from nostall.fusion.codegen.runtime import eager
+from nostall.fusion.graph.dynamic_size import Size
 from nostall.fusion.graph.graph import Graph
 
 Region = tuple[Graph, RegionRecord]
@@ -45,7 +46,10 @@ def inaccurate_kernels(
 
 
 def _excess(graph: Graph, step: StepRecord, inputs: Sequence[Tensor]) -> str:
-    size = load_op(step.kernel).record.dynamic_size(inputs)
+    record = load_op(step.kernel).record
+    # The kernel may depend on some of the graph's sizes only; so do its operators.
+    graph = replace(graph, varying=record.varying)
+    size = record.dynamic_size(inputs)
     exact = _run_operators(graph, step, inputs, size, wide=True)
     known = _run_operators(graph, step, inputs, size, wide=False)
     found = load_op(step.kernel)(inputs)
@@ -65,7 +69,7 @@ def _terms(graph: Graph, index: int) -> int:
 
 
 def _run_operators(
-    graph: Graph, step: StepRecord, inputs: Sequence[Tensor], size: int | None, *, wide: bool
+    graph: Graph, step: StepRecord, inputs: Sequence[Tensor], size: Size | None, *, wide: bool
 ) -> list[Tensor]:
     """The outputs of a kernel's operators in PyTorch, in fp64 or in the dtypes of the graph."""
 

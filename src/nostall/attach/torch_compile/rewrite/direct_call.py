@@ -18,7 +18,6 @@ from torch._inductor.virtualized import V
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP, load_op
 from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
 from nostall.attach.torch_compile.store.records import TensorRecord
-from nostall.fusion.graph.dynamic_size import varies
 
 FUNCTION_NAME = "nostall_launch"
 IMPORT_LINE = (
@@ -50,10 +49,10 @@ class DirectCall(ir.FallbackKernel):  # type: ignore[misc]
         if V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False):
             return False
         record = load_op(self.constant_args[0]).record
-        return len(record.inputs) == len(self.inputs) and all(
-            _has_layout(value, tensor, record.varying)
-            for value, tensor in zip(self.inputs, record.inputs, strict=True)
-        )
+        if len(record.inputs) != len(self.inputs):
+            return False
+        size = record.size_reader([value.get_size() for value in self.inputs])
+        return all(map(_has_layout, self.inputs, record.with_size(size).inputs))
 
 
 class ListCall(DirectCall):
@@ -69,11 +68,9 @@ def _root_wrapper(wrapper: Any) -> Any:
     return wrapper
 
 
-def _has_layout(value: Any, tensor: TensorRecord, varying: int | None) -> bool:
-    sizes = value.get_size()
+def _has_layout(value: Any, tensor: TensorRecord) -> bool:
     return (
-        len(sizes) == len(tensor.shape)
-        and all(a == b or varies(b, varying) for a, b in zip(sizes, tensor.shape, strict=True))
+        tuple(value.get_size()) == tensor.shape
         and tuple(value.get_stride()) == tensor.strides
         and value.get_dtype() is getattr(torch, tensor.dtype)
     )

@@ -89,6 +89,8 @@ class _Loss:
             raise Refused("its reduction is given by size_average or reduce")
         if not isinstance(labels, Node) or fake(labels).is_floating_point():
             raise Refused("its targets are probabilities")
+        if (dtype := fake(labels).dtype) not in (torch.int64, torch.uint8):
+            raise Refused(f"its targets are {dtype}; PyTorch's operator takes int64")
         if weight is not None and (not isinstance(weight, Node) or fake(weight).requires_grad):
             raise Refused("its class weights have gradients")
         ignored, reduction = given.get("ignore_index", -100), given.get("reduction", "mean")

@@ -29,7 +29,7 @@ from nostall.fusion.capture import CapturedGraph, capture
 from nostall.fusion.capture.randomness import numbers_depend_on_kernels
 from nostall.fusion.errors import BadCapture
 from nostall.fusion.explain import explain_graph
-from nostall.fusion.graph.dynamic_size import varies
+from nostall.fusion.graph.dynamic_size import SizeReader, factors, primes_of, used_sizes
 from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.graph.regions import Region
@@ -145,16 +145,11 @@ def _kernel_match(step: StepRecord, region: Region) -> KernelMatch:
 def _accepted(
     graph: Graph, matches: list[KernelMatch], kernel_filter: KernelFilter, result: RewriteResult
 ) -> list[KernelMatch]:
-    """The matches that the filter accepts and whose device and dynamic size an input shows."""
-
-    def is_callable(match: KernelMatch) -> bool:
-        # A kernel may add up n equal rows: its loops have the dynamic size, its results do not.
-        operands = {i for index in match.operators for i in graph[index].inputs}
-        inside = (*match.operators, *operands)
-        has_size = graph.varying is None or _is_dynamic(graph, match.inputs)
-        return bool(match.inputs) and (has_size or not _is_dynamic(graph, inside))
-
-    possible = [match for match in matches if is_callable(match)]
+    """The matches that the filter accepts and whose device and dynamic sizes the inputs show."""
+    possible = [match for match in matches if match.inputs and _shows_sizes(graph, match)]
+    hidden = sum(bool(match.inputs) and match not in possible for match in matches)
+    if hidden:
+        result.not_fused["a dynamic size that no operand shows", "a kernel"] += hidden
     if kernel_filter.products_only and possible:
         result.not_fused[PRODUCTS_ONLY, "a kernel"] += len(possible)
         return []
@@ -164,32 +159,58 @@ def _accepted(
     return [match for match in possible if kernel_filter.accepts(match)]
 
 
-def _is_dynamic(graph: Graph, nodes: Iterable[int]) -> bool:
-    return any(varies(size, graph.varying) for index in nodes for size in graph[index].shape)
+def _shows_sizes(graph: Graph, match: KernelMatch) -> bool:
+    """Whether the inputs of a kernel show the sizes of all that it computes."""
+    # A kernel may add up n equal rows: its loops have the dynamic size, its results do not.
+    inside = {i for index in match.operators for i in (index, *graph[index].inputs)}
+    numbers = (n for i in (*match.inputs, *inside) for n in (*graph[i].shape, *graph[i].strides))
+    varying = used_sizes(numbers, graph.varying)
+    return SizeReader(varying, [graph[index].shape for index in match.inputs]).is_complete
 
 
 def _limit_dynamic_size(captured: CapturedGraph, *, only_as_guard: bool = False) -> None:
     """Make PyTorch compile again for dynamic sizes with more elements than kernels can count.
 
-    Evaluating the comparison of the symbolic size becomes a guard while Dynamo compiles.
+    Evaluating a comparison of symbolic sizes becomes a guard while Dynamo compiles.
     ``only_as_guard``: do nothing if Dynamo has already written its guards.
 
     Raises :class:`BadCapture` if the current size is too large.
     """
-    graph = captured.graph
-    varying = graph.varying
+    varying = captured.graph.varying
     if varying is None:
         return
-    most = max(n.elements // varying for n in graph if n.elements % varying == 0)
+    most: dict[tuple[int, ...], int] = {}
+    for node in captured.graph:
+        constant, powers = factors(node.elements, varying)
+        if any(powers):
+            most[powers] = max(constant, most.get(powers, 0))
+    sizes = _symbolic_sizes(captured)
+    for powers, constant in most.items():
+        elements: Any = constant
+        for prime, power in zip(primes_of(varying), powers, strict=True):
+            for _ in range(power):
+                elements = elements * sizes[prime]
+        if only_as_guard and elements.node.shape_env.frozen:
+            return
+        if not elements <= MAX_ELEMENTS:
+            raise BadCapture("more elements than kernels can count")
+
+
+def _symbolic_sizes(captured: CapturedGraph) -> dict[int, torch.SymInt]:
+    """PyTorch's dynamic sizes by the primes that stand for them.
+
+    Raises :class:`BadCapture` if the graph has only multiples of one.
+    """
+    found: dict[int, torch.SymInt] = {}
     for node in captured.values:
         value = node.meta.get("val")
-        for size in value.shape if isinstance(value, torch.Tensor) else ():
-            if isinstance(size, torch.SymInt) and size.node.expr == captured.symbol:
-                if only_as_guard and size.node.shape_env.frozen:
-                    return
-                if not size * most <= MAX_ELEMENTS:
-                    raise BadCapture("more elements than kernels can count")
-                return
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+            prime = captured.primes.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+            if prime is not None and prime not in found:
+                found[prime] = size
+    if len(found) < len(captured.primes):
+        raise BadCapture("a dynamic size of which the graph has only multiples")
+    return found
 
 
 def _drop_partial_calls(
@@ -251,9 +272,8 @@ def _has_expected_layouts(captured: CapturedGraph, match: KernelMatch) -> bool:
 
 
 def _static_sizes(sizes: Iterable[Any], captured: CapturedGraph) -> tuple[int, ...]:
-    """Sizes with the captured graph's prime in place of the dynamic one."""
-    varying = captured.graph.varying
+    """Sizes with the captured graph's primes in place of the dynamic ones."""
     return tuple(
-        size if isinstance(size, int) else int(size.node.expr.subs(captured.symbol, varying))
+        size if isinstance(size, int) else int(size.node.expr.subs(captured.primes))
         for size in sizes
     )

@@ -19,7 +19,7 @@ from nostall.attach.torch_compile.runtime.launcher import Call, Functions, Launc
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import KernelRecord
 from nostall.fusion.codegen.runtime.kernel import BadTensor, check_triton, load_source
-from nostall.fusion.graph.dynamic_size import resized
+from nostall.fusion.graph.dynamic_size import Size, placeholder_size, resized
 
 PTXAS_VARIABLE = "TRITON_PTXAS_PATH"
 
@@ -52,11 +52,11 @@ _LIBRARY.define(
 
 
 MAX_SIZES = 256
-"""Launchers that one kernel of a dynamic size keeps; if there are more sizes, all are dropped."""
+"""Launchers that one kernel of dynamic sizes keeps; if there are more sizes, all are dropped."""
 
 
 class StitchedOp:
-    """A stitched kernel, with one launcher for each dynamic size.
+    """A stitched kernel, with one launcher for each combination of dynamic sizes.
 
     A call checks its inputs and copies those with other strides.  :meth:`launcher` and
     :attr:`unchecked_call` leave that to their caller.
@@ -65,25 +65,29 @@ class StitchedOp:
     def __init__(self, record: KernelRecord, functions: Functions) -> None:
         self.record = record
         self._functions = functions
-        self._launchers: dict[int | None, Launcher] = {}
+        self._read_size = record.size_reader
+        self._launchers: dict[Size | None, Launcher] = {}
+        # Checked binaries of a kernel of dynamic sizes, by index of the device.
+        self._checked_binaries: dict[int, Sequence[Any]] = {}
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        launcher = self.launcher(self.record.dynamic_size(inputs))
+        launcher = self.launcher(self._read_size([tensor.shape for tensor in inputs]))
         fits = all(
             tensor.stride() == strides and tensor.shape == shape and tensor.dtype is dtype
             for tensor, (shape, strides, dtype) in zip(inputs, launcher.inputs, strict=True)
         )
         return launcher(inputs if fits else self._with_layouts(inputs, launcher))
 
-    def launcher(self, size: int | None) -> Launcher:
-        """The launcher for a dynamic size; ``size`` is None for a kernel of static sizes."""
+    def launcher(self, size: Size | None) -> Launcher:
+        """The launcher for dynamic sizes; ``size`` is None for a kernel of static sizes."""
         launcher = self._launchers.get(size)
         if launcher is None:
             if len(self._launchers) >= MAX_SIZES:
                 self._launchers.clear()
             # Recording the binaries of one size among many costs more than other processes gain.
             record, use_cache = self.record.with_size(size), size is None
-            launcher = Launcher(record, self._functions, use_cache=use_cache)
+            checked = None if size is None else self._checked_binaries
+            launcher = Launcher(record, self._functions, use_cache=use_cache, checked=checked)
             self._launchers[size] = launcher
         return launcher
 
@@ -92,15 +96,20 @@ class StitchedOp:
         """A function that launches the kernel without checks of its inputs."""
         if self.record.varying is None:
             return self.launcher(None)
-        return lambda inputs: self.launcher(self.record.dynamic_size(inputs))(inputs)
+        read = self._read_size
+        return lambda inputs: self.launcher(read([x.shape for x in inputs]))(inputs)
 
     def allocate_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Uninitialized outputs; sizes may be symbols."""
         varying, size = self.record.varying, self.record.dynamic_size(inputs)
+
+        def at_size(numbers: Sequence[int]) -> tuple[int, ...]:
+            return tuple(resized(number, varying, size) for number in numbers)
+
         return [
             torch.empty_strided(
-                tuple(resized(number, varying, size) for number in output.shape),
-                output.strides,
+                at_size(output.shape),
+                at_size(output.strides),
                 dtype=getattr(torch, output.dtype),
                 device=inputs[0].device,
             )
@@ -110,7 +119,8 @@ class StitchedOp:
     def compile(self, device: torch.device) -> None:
         """Compile the kernel without a launch, so that no step waits for it."""
         if device.type == "cuda":
-            self.launcher(self.record.varying).compile()
+            # All sizes have the same binaries.
+            self.launcher(placeholder_size(self.record.varying)).compile()
 
     def _with_layouts(self, inputs: Sequence[Tensor], launcher: Launcher) -> list[Tensor]:
         """The inputs with the strides that the kernel takes, copied if necessary.

@@ -51,10 +51,20 @@ class Launcher:
     """Launches a kernel of static sizes on the current device; inputs are not checked."""
 
     def __init__(
-        self, record: KernelRecord, functions: Functions, *, use_cache: bool = True
+        self,
+        record: KernelRecord,
+        functions: Functions,
+        *,
+        use_cache: bool = True,
+        checked: dict[int, Sequence[Any]] | None = None,
     ) -> None:
-        """``use_cache``: whether binaries are shared with other processes by the binary cache."""
+        """``use_cache``: whether binaries are shared with other processes by the binary cache.
+
+        ``checked``: binaries whose direct call was checked at another size of the same kernel, by
+        index of the device; of a kernel of static sizes None.
+        """
         self._record, self._use_cache = record, use_cache
+        self._checked_binaries = checked
         self._mutated = record.mutated
         self.inputs = [tensor_layout(tensor) for tensor in record.inputs]
         self.outputs = [tensor_layout(tensor) for tensor in record.outputs]
@@ -96,6 +106,11 @@ class Launcher:
     def _load_cached(self, tensor: Tensor) -> Call | None:
         """The direct call with binaries that another process recorded; looked up once a device."""
         device = tensor.get_device()
+        if self._checked_binaries is not None and device in self._checked_binaries:
+            known = self._checked_binaries[device]
+            self._checked.add(device)
+            self._direct_calls[device] = self._generate_call(known, tensor.device)
+            return self._direct_calls[device]
         if not self._use_cache or device in self._looked_up:
             return None
         if _has_launch_hooks() or _is_capturing():
@@ -140,6 +155,8 @@ class Launcher:
             with contextlib.suppress(NO_MEMORY):
                 if check.reproduces(call):
                     self._direct_calls[index] = call
+                    if self._checked_binaries is not None and self._are_for_all_counts():
+                        self._checked_binaries[index] = binaries
                     if self._use_cache:
                         self._record_binaries(binaries, device, check)
         return results
@@ -183,6 +200,14 @@ class Launcher:
             loaded = binary_cache.load_described(record)
             if check.reproduces(self._generate_call(loaded, device)):
                 binary_cache.remember(self._record, device, record)
+
+    def _are_for_all_counts(self) -> bool:
+        """Whether Triton compiles no other binaries for other counts."""
+        return all(
+            getattr(each, "do_not_specialize", False)
+            for function, launch, _ in self._launch_items()
+            for each in function.params[len(function.params) - len(launch.counts) :]
+        )
 
     def _launch_items(self) -> Any:
         return zip(self._functions(), self._launches, self._orders, strict=True)

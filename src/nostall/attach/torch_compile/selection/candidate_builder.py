@@ -113,6 +113,7 @@ class CandidateBuilder:
             clocks=self.clocks,
             tasks=self.tasks,
             about=circumstances(self.versions.device, self.patches),
+            is_dynamic=self.versions.is_dynamic,
             repair=self._repair(copy),
             next_selection=self._next_selection,
             block_seconds=self.versions.options.block_seconds,

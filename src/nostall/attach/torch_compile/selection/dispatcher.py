@@ -77,6 +77,8 @@ class SelectionContext:
     tasks: BackgroundTasks
     # Description of the circumstances, for the stored record.
     about: dict[str, str]
+    # Whether sizes of the graph are dynamic: versions are compared at those of one call.
+    is_dynamic: bool = False
     # Compiles candidates without their inaccurate kernels; None if nothing can.
     repair: AccuracyRepair | None = None
     # The order in which candidates are tried.
@@ -236,6 +238,8 @@ class GraphDispatcher:
             return
         began = time.perf_counter()
         self._print_progress("comparing …")
+        if self._context.is_dynamic:
+            self.report.compared_at = call.sizes
         try:
             comparison, kernels = self._compare(candidate, call)
         except NoStitchedKernel:

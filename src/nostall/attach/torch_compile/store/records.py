@@ -13,7 +13,15 @@ import msgspec
 from msgspec import structs
 
 from nostall.core.measurement import Comparison, Kind, Verdict
-from nostall.fusion.graph.dynamic_size import Extent, Total, depends_on_size, resized, varies
+from nostall.fusion.graph.dynamic_size import (
+    Extent,
+    Size,
+    SizeReader,
+    Total,
+    depends_on_size,
+    resized,
+    used_sizes,
+)
 
 if TYPE_CHECKING:
     from nostall.fusion.codegen.emit.program import Program, Sized
@@ -117,7 +125,8 @@ class KernelRecord(Record, frozen=True, kw_only=True):
     source: str
     # The kernel plan as text.
     plan: str
-    # The prime that stands for the dynamic size (:mod:`nostall.fusion.graph.dynamic_size`).
+    # Product of the primes that stand for the kernel's dynamic sizes
+    # (:mod:`nostall.fusion.graph.dynamic_size`).
     varying: int | None = None
     inputs: tuple[TensorRecord, ...]
     outputs: tuple[TensorRecord, ...]
@@ -130,8 +139,11 @@ class KernelRecord(Record, frozen=True, kw_only=True):
     def from_program(cls, program: Program | ListKernel) -> Self:
         """The record of a generated program; equal programs have equal records."""
         new_names = {name: f"p{index}" for index, name in enumerate(program.argument_names)}
-        varying = program.varying
         inputs, outputs = program.layouts
+        numbers = [n for each in (*inputs, *outputs) for n in (*each.shape, *each.strides)]
+        numbers += [n for launch in program.launches for n in (*launch.counts, *launch.grid)]
+        numbers += [workspace.elements for workspace in program.workspaces]
+        varying = used_sizes(numbers, program.varying)
         return cls(
             source=hashlib.sha256(program.source.encode()).hexdigest(),
             plan=str(program.plan),
@@ -159,16 +171,17 @@ class KernelRecord(Record, frozen=True, kw_only=True):
             mutated=program.mutated,
         )
 
-    def dynamic_size(self, inputs: Sequence[Sized]) -> int | None:
-        """The dynamic size that these input tensors have; None for a kernel of static sizes."""
-        for record, tensor in zip(self.inputs, inputs, strict=False):
-            for planned, size in zip(record.shape, tensor.shape, strict=False):
-                if self.varying is not None and varies(planned, self.varying):
-                    return size // (planned // self.varying)
-        return None
+    @property
+    def size_reader(self) -> SizeReader:
+        """Reads the dynamic sizes from the kernel's input tensors."""
+        return SizeReader(self.varying, [tensor.shape for tensor in self.inputs])
 
-    def with_size(self, size: int | None) -> KernelRecord:
-        """The record with ``size`` as its dynamic size, so that all numbers are constants."""
+    def dynamic_size(self, inputs: Sequence[Sized]) -> Size | None:
+        """The dynamic sizes that these input tensors have; None for a kernel of static sizes."""
+        return self.size_reader([tensor.shape for tensor in inputs])
+
+    def with_size(self, size: Size | None) -> KernelRecord:
+        """The record with ``size`` as its dynamic sizes, so that all numbers are constants."""
         if self.varying is None or size is None:
             return self
 
@@ -176,7 +189,8 @@ class KernelRecord(Record, frozen=True, kw_only=True):
             return resized(_decode(value), self.varying, size)
 
         def tensor(record: TensorRecord) -> TensorRecord:
-            return structs.replace(record, shape=tuple(map(number, record.shape)))
+            shape, strides = tuple(map(number, record.shape)), tuple(map(number, record.strides))
+            return structs.replace(record, shape=shape, strides=strides)
 
         def launch(record: LaunchRecord) -> LaunchRecord:
             x, y = record.grid

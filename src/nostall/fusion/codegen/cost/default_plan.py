@@ -17,6 +17,8 @@ loops have at most as many iterations.  Autotuning may choose other plans, becau
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.gpu import H200, H200_DOTS, kernel_seconds
 from nostall.fusion.codegen.cost.kernel import kernel_costs
@@ -87,6 +89,7 @@ with up to 5,120 columns (train half of the generated chains, H200) none was fas
 its rows in registers."""
 
 
+@lru_cache(maxsize=64)
 def default_plan(schedule: Schedule) -> PlannedKernel:
     """The kernel with the least :func:`sort_key`.  Raises :class:`BadInput` if no plan is legal."""
     space = plans(schedule)
@@ -122,6 +125,7 @@ def _reads_parts_of_sectors(kernel: PlannedKernel) -> bool:
     return kernel.plan.rows * widest < SECTOR_BYTES
 
 
+@lru_cache(maxsize=4096)
 def modelled_seconds(kernel: PlannedKernel) -> float:
     """Seconds that all launches of a kernel take on an H200, *modelled*."""
     gpu = H200_DOTS if kernel.schedule.kind == "dots" else H200

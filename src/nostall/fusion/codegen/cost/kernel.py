@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 
 from nostall.fusion.codegen.cost.coefficients import COEFFICIENTS, CostCoefficients, operator_cost
 from nostall.fusion.codegen.cost.gpu import KernelCost
@@ -31,6 +32,7 @@ from nostall.fusion.codegen.cost.multi_pass import (
 )
 from nostall.fusion.codegen.cost.tile import (
     ACCESS_BYTES,
+    TileCost,
     TileWork,
     dependent_loads,
     thread_layout,
@@ -40,7 +42,7 @@ from nostall.fusion.codegen.loops.dot_axes import dot_loops, find_groups
 from nostall.fusion.codegen.loops.mapping import Operand, loops_used
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.async_copies import pipelined_load_waits
-from nostall.fusion.codegen.tiling.kernel_plan import Scheme
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, Scheme
 from nostall.fusion.codegen.tiling.legality import BASE_REGISTERS
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE, finish_tile, group_lanes
@@ -309,9 +311,9 @@ def _first_stage_cost(kernel: PlannedKernel, coefficients: CostCoefficients) -> 
     iterations = -(-reduced_rows // (plan.rows * plan.splits))
     programs = schedule.row_count // reduced_rows * plan.splits
     outputs = [index for index in schedule.body if index in schedule.mapping.outputs]
-    operators = (*schedule.body, *schedule.row_reductions)
-    work = TileWork(operators, outputs, len(schedule.row_reductions), "rows")
-    tile = tile_cost(kernel, plan.chunks, work, coefficients)
+    plan_key = schedule, plan.rows, plan.chunks, plan.num_warps
+    is_default = coefficients is COEFFICIENTS
+    tile = _default_tile(*plan_key) if is_default else _first_stage_tile(*plan_key, coefficients)
     moved = tensor_bytes(schedule, schedule.mapping.inputs, outputs)
     moved += PARTIAL_RESULT_BYTES * plan.splits * _result_count(schedule)
     copying = async_copy_instructions(kernel, tile, coefficients)
@@ -330,6 +332,26 @@ def _first_stage_cost(kernel: PlannedKernel, coefficients: CostCoefficients) -> 
         shared_bytes=tile.conversion_bytes + tile_copy_bytes(kernel),
     )
     return with_sector_waste(kernel, cost)
+
+
+def _first_stage_tile(
+    schedule: Schedule,
+    rows: int,
+    chunks: tuple[int, ...],
+    warps: int,
+    coefficients: CostCoefficients,
+) -> TileCost:
+    """The cost of an iteration, which is the same for plans that differ in other respects."""
+    outputs = [index for index in schedule.body if index in schedule.mapping.outputs]
+    operators = (*schedule.body, *schedule.row_reductions)
+    work = TileWork(operators, outputs, len(schedule.row_reductions), "rows")
+    kernel = PlannedKernel(schedule, KernelPlan("column", rows, chunks, warps))
+    return tile_cost(kernel, chunks, work, coefficients)
+
+
+@lru_cache(maxsize=256)
+def _default_tile(schedule: Schedule, rows: int, chunks: tuple[int, ...], warps: int) -> TileCost:
+    return _first_stage_tile(schedule, rows, chunks, warps, COEFFICIENTS)
 
 
 def _second_stage_cost(kernel: PlannedKernel) -> KernelCost:

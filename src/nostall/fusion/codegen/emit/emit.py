@@ -14,8 +14,10 @@ from nostall.fusion.codegen.emit.schemes.register_rows import write_flat, write_
 from nostall.fusion.codegen.emit.schemes.sequence import write_sequence
 from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.emit.schemes.two_stage import emit_two_stage
+from nostall.fusion.codegen.emit.size_arguments import write_with_sizes
 from nostall.fusion.codegen.emit.tile_parts import specializes_counts
 from nostall.fusion.codegen.expressions.lines import Lines
+from nostall.fusion.codegen.loops.dynamic_rows import needs_size_arguments
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import Scheme
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
@@ -27,7 +29,10 @@ the number of programs."""
 
 
 def emit(kernel: PlannedKernel) -> Program:
-    """The source and the launches of a planned kernel."""
+    """The source and the launches of a planned kernel.
+
+    Raises :class:`BadFusion` if the source depends on dynamic sizes otherwise than by numbers.
+    """
     return EMITTERS[kernel.plan.scheme](kernel)
 
 
@@ -39,7 +44,7 @@ def tensor_arguments(schedule: Schedule) -> tuple[str, ...]:
 def _single(write_body: BodyWriter) -> Emitter:
     """The emitter of a scheme with one kernel."""
 
-    def emit_single(kernel: PlannedKernel) -> Program:
+    def write(kernel: PlannedKernel) -> tuple[str, Launch]:
         schedule, lines = kernel.schedule, Lines()
         with lines.block():
             lines("pid = tl.program_id(0)")
@@ -52,7 +57,13 @@ def _single(write_body: BodyWriter) -> Emitter:
             kernel.plan.num_warps,
             specializes_counts(schedule),
         )
-        return assemble_program(kernel, [(lines, launch)])
+        return str(lines), launch
+
+    def emit_single(kernel: PlannedKernel) -> Program:
+        has_sizes = needs_size_arguments(kernel.schedule)
+        return assemble_program(
+            kernel, [write_with_sizes(kernel, write) if has_sizes else write(kernel)]
+        )
 
     return emit_single
 

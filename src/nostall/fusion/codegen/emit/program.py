@@ -13,7 +13,7 @@ from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.codegen.tiling.product_config import ProductConfig
-from nostall.fusion.graph.dynamic_size import varies
+from nostall.fusion.graph.dynamic_size import Size, SizeReader
 from nostall.fusion.graph.graph import Graph, Node
 
 HEAD = """# ruff: noqa
@@ -97,7 +97,7 @@ class Program:
 
     @property
     def varying(self) -> int | None:
-        """The prime that stands for the graph's dynamic size."""
+        """The product of the primes that stand for the graph's dynamic sizes."""
         return self.graph.varying
 
     @property
@@ -115,8 +115,8 @@ class Program:
         """sha256 of the source."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
-    def dynamic_size(self, inputs: Sequence[Sized]) -> int | None:
-        """The value of the graph's dynamic size in tensors for ``inputs``; None if it has none."""
+    def dynamic_size(self, inputs: Sequence[Sized]) -> Size | None:
+        """The graph's dynamic sizes in tensors for ``inputs``; None if it has none."""
         return find_dynamic_size(self.graph, self.inputs, inputs)
 
 
@@ -127,17 +127,14 @@ class Sized(Protocol):
     def shape(self) -> Sequence[int]: ...
 
 
-def find_dynamic_size(graph: Graph, inputs: Sequence[int], tensors: Sequence[Sized]) -> int | None:
-    """The value of a graph's dynamic size, read from the first tensor whose shape depends on it.
+def find_dynamic_size(graph: Graph, inputs: Sequence[int], tensors: Sequence[Sized]) -> Size | None:
+    """The values of a graph's dynamic sizes, read from the shapes of ``tensors``.
 
-    ``tensors`` are arguments for the nodes ``inputs``. None if the graph has no dynamic size or no
-    tensor depends on it.
+    ``tensors`` are arguments for the nodes ``inputs``. None if the graph has no dynamic size or the
+    tensors do not show all.
     """
-    for index, tensor in zip(inputs, tensors, strict=False):
-        for traced_size, size in zip(graph[index].shape, tensor.shape, strict=False):
-            if graph.varying and varies(traced_size, graph.varying):
-                return size // (traced_size // graph.varying)
-    return None
+    read = SizeReader(graph.varying, (graph[index].shape for index in inputs))
+    return read([tensor.shape for tensor in tensors])
 
 
 def kernel_name(kernel: PlannedKernel) -> str:
@@ -150,7 +147,7 @@ def kernel_name(kernel: PlannedKernel) -> str:
 
 def assemble_program(
     kernel: PlannedKernel,
-    launches: Sequence[tuple[Lines, Launch]],
+    launches: Sequence[tuple[Lines | str, Launch]],
     workspaces: Sequence[Workspace] = (),
     language: Language = TRITON,
 ) -> Program:
@@ -199,7 +196,7 @@ class NodeNumbering:
 
 def assemble_file(
     title: str,
-    kernels: Sequence[tuple[Lines, Launch]],
+    kernels: Sequence[tuple[Lines | str, Launch]],
     numbers: NodeNumbering,
     functions: str = "",
     language: Language = TRITON,

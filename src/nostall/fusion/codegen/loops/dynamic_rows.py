@@ -1,13 +1,17 @@
-"""Check that one kernel source is valid for every value of a dynamic number of rows.
+"""Kernels with dynamic sizes: which have one source for all sizes, and what it takes for that.
 
-Sizes and strides are literals in the generated source, with one exception: the size of the
-slowest loop.  Only the row count, a kernel argument, bounds that loop.  So the dynamic size has to
-be the size of the slowest loop, and no stride may depend on it.
+Sizes and strides are literals in the generated source.  The row count alone, a kernel argument,
+bounds the slowest loop, or several that all tensors see as one, so their count may be any product
+of dynamic sizes.  Where other loops or strides depend on them, the sizes are further arguments
+(:mod:`nostall.fusion.codegen.emit.size_arguments`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
 
 from nostall.fusion.codegen.loops.addresses import tensor_offset
 from nostall.fusion.codegen.loops.mapping import AxisAccess
@@ -18,33 +22,65 @@ from nostall.fusion.graph.graph import Node
 from nostall.fusion.graph.shapes import Shape, contiguous_strides
 
 
+def join_dynamic_rows(schedule: Schedule) -> Schedule:
+    """The schedule with its dynamic row loops as one, if all tensors are contiguous along them."""
+    mapping, rows = schedule.mapping, schedule.rows
+    sizes, varying = mapping.loop_sizes, mapping.graph.varying
+    joined = max(
+        (at + 1 for at, loop in enumerate(rows) if varies(sizes[loop], varying)), default=1
+    )
+    if joined == 1 or (schedule.row_reductions and schedule.reduced_rows != rows):
+        return schedule
+    for _, accesses, strides in _indexed_tensors(schedule):
+        steps = tensor_offset(accesses, strides, sizes).strides
+        for outer, inner in pairwise(rows[:joined]):
+            if steps.get(outer, 0) != steps.get(inner, 0) * sizes[inner]:
+                return schedule
+    return replace(schedule, outer_rows=joined)
+
+
 def check_dynamic_size(schedule: Schedule) -> None:
-    """Raises :class:`BadFusion` if the kernel's source would depend on the dynamic size."""
+    """Raises :class:`BadFusion` if no source is valid for all values of the dynamic sizes."""
+    reason = size_dependence(schedule)
+    if reason is None:
+        return
+    if schedule.kind not in ("flat", "rows") or schedule.block_reductions:
+        raise BadFusion(f"{reason}; leave it to PyTorch")
+    if schedule.is_column_major and has_dynamic_columns(schedule):
+        raise BadFusion("a dynamic size is reduced that is not the fastest axis in memory")
+
+
+def needs_size_arguments(schedule: Schedule) -> bool:
+    """Whether a kernel has to know more of the dynamic sizes than its row count."""
+    return size_dependence(schedule) is not None
+
+
+def has_dynamic_columns(schedule: Schedule) -> bool:
+    """Whether a row has a dynamic number of columns."""
+    return varies(schedule.column_count, schedule.mapping.graph.varying)
+
+
+@lru_cache(maxsize=32)
+def size_dependence(schedule: Schedule) -> str | None:
+    """Why the row count does not suffice as an argument; None if it does."""
     mapping, varying = schedule.mapping, schedule.mapping.graph.varying
     if varying is None:
-        return
+        return None
     loops = [loop for loop, size in enumerate(mapping.loop_sizes) if varies(size, varying)]
-    if len(loops) > 1 or any(varies(mapping.loop_sizes[n] // varying, varying) for n in loops):
-        raise BadFusion("several loops vary with the dynamic size; leave them to PyTorch")
     if any(loop in schedule.columns for loop in loops):
-        raise BadFusion("a dynamic size is reduced; leave it to PyTorch")
-    if any(loop in schedule.rows[1:] for loop in loops):
-        raise BadFusion(
-            "the dynamic size is not the slowest axis in memory; put it first and make tensors "
-            "contiguous"
-        )
+        return "a dynamic size is reduced"
+    joined = schedule.rows[: schedule.outer_rows]
+    if any(loop not in joined for loop in loops):
+        several = "several loops vary with the dynamic sizes"
+        return several if len(loops) > 1 else "the dynamic size is not the slowest axis in memory"
     if schedule.row_reductions and loops and schedule.reduced_rows != schedule.rows:
-        raise BadFusion(
-            "sums over some of the row loops cannot have a dynamic number of rows; give them a "
-            "kernel of their own"
-        )
-    for node, accesses, strides in _indexed_tensors(schedule):
+        return "sums over some of the row loops have a dynamic number of rows"
+    for _, accesses, strides in _indexed_tensors(schedule):
         offset = tensor_offset(accesses, strides, mapping.loop_sizes)
-        if any(varies(n, varying) for n in (offset.start, *offset.strides.values())):
-            raise BadFusion(
-                f"{node}: strides depend on the dynamic size; put it first and make tensors "
-                "contiguous"
-            )
+        steps = [step for loop, step in offset.strides.items() if loop not in joined[:-1]]
+        if any(varies(n, varying) for n in (offset.start, *steps)):
+            return "strides depend on the dynamic sizes"
+    return None
 
 
 def _indexed_tensors(schedule: Schedule) -> Iterator[tuple[Node, tuple[AxisAccess, ...], Shape]]:

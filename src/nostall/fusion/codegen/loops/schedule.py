@@ -88,6 +88,10 @@ class Schedule:
     """Whether a sum and the sum of (x - mean)^2 may share a loop
     (:mod:`nostall.fusion.codegen.loops.online_reductions`)."""
 
+    outer_rows: int = 1
+    """The slowest row loops, whose joint count is an argument of the kernel: several only if their
+    sizes are dynamic and all tensors are contiguous along them."""
+
     @property
     def kind(self) -> ScheduleKind:
         """The family of schedules: without reductions, with reductions over columns, with
@@ -108,15 +112,15 @@ class Schedule:
 
     @property
     def outer_row_count(self) -> int:
-        """Iterations of the slowest row loop, each with :attr:`inner_row_count` rows.
+        """Iterations of the slowest row loops, each with :attr:`inner_row_count` rows.
 
         Kernels get this count as an argument.
         """
-        return self.count(self.rows[:1])
+        return self.count(self.rows[: self.outer_rows])
 
     @property
     def inner_row_count(self) -> int:
-        return self.count(self.rows[1:])
+        return self.count(self.rows[self.outer_rows :])
 
     @property
     def is_column_major(self) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nostall.fusion.codegen.expressions.templates import LARGEST_BELOW_ONE
 from nostall.fusion.errors import BadFusion
+from nostall.fusion.graph.dynamic_size import Size
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import ELEMENTWISE, OPERATIONS
 
@@ -31,11 +32,11 @@ def run_operator(node: Node, operands: Sequence[Tensor]) -> Tensor:
 
 
 def read_value(
-    graph: Graph, index: int, computed: Mapping[int, Any], size: int | None, device: torch.device
+    graph: Graph, index: int, computed: Mapping[int, Any], size: Size | None, device: torch.device
 ) -> Any:
     """The value of a node: a computed value, a view of one, or a constant.
 
-    ``size`` is the current dynamic size, if the graph has one.
+    ``size``: the current dynamic sizes, if the graph has any.
 
     The function recurses by its global name.  A recursive closure would be a reference cycle that
     keeps ``computed`` alive until the next garbage collection.

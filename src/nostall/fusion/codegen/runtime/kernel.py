@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.versions import TRITON_VERSIONS, supports_triton
-from nostall.fusion.graph.dynamic_size import resized
+from nostall.fusion.graph.dynamic_size import Size, resized
 from nostall.store.artefacts import Artefacts
 from nostall.store.folder import home
 
@@ -40,11 +40,11 @@ class StitchedKernel:
     functions: tuple[Any, ...] = field(repr=False)  # Triton or Gluon kernels, one for each launch
 
     def __call__(
-        self, *inputs: Tensor, size: int | None = None, device: torch.device | None = None
+        self, *inputs: Tensor, size: Size | None = None, device: torch.device | None = None
     ) -> tuple[Tensor, ...]:
         """Allocate the outputs on the device of the inputs, run the kernels and return the outputs.
 
-        ``size``: the current dynamic size, if the graph has one; by default it is read from the
+        ``size``: the current dynamic sizes, if the graph has any; by default they are read from the
         shapes of the inputs.  ``device``: where a kernel without inputs runs; by default on the
         GPU.  Raises :class:`BadTensor` if the inputs do not match
         ``program.inputs``.
@@ -74,7 +74,7 @@ class StitchedKernel:
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         workspaces: Mapping[str, Tensor],
-        size: int | None = None,
+        size: Size | None = None,
     ) -> None:
         """Run the kernels on existing tensors, without checks.
 
@@ -93,7 +93,7 @@ class StitchedKernel:
                 provide_scratch()
             function[grid](*arguments, *counts, **launch_options(launch))
 
-    def _check(self, inputs: Sequence[Tensor], size: int | None) -> None:
+    def _check(self, inputs: Sequence[Tensor], size: Size | None) -> None:
         if len(inputs) != len(self.program.inputs):
             raise BadTensor(
                 f"got {len(inputs)} tensors; the kernel takes {len(self.program.inputs)}: "

@@ -16,7 +16,7 @@ from nostall.fusion.codegen.emit.program import find_dynamic_size
 from nostall.fusion.codegen.generate import PlanChooser, generate_partition
 from nostall.fusion.codegen.runtime import eager
 from nostall.fusion.codegen.runtime.kernel import BadTensor, StitchedKernel, load_kernel
-from nostall.fusion.graph.dynamic_size import varies
+from nostall.fusion.graph.dynamic_size import Size, resized, varies
 from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 
 
@@ -34,12 +34,13 @@ class StitchedGraph:
         return sum(not isinstance(step, int) for step in self.steps)
 
     def __call__(
-        self, *inputs: Tensor, size: int | None = None, device: torch.device | None = None
+        self, *inputs: Tensor, size: Size | None = None, device: torch.device | None = None
     ) -> tuple[Tensor, ...]:
         """Run the graph and return its outputs, which may be views of each other.
 
-        ``size``: the current dynamic size; required if the graph has one and no input has it in
-        its shape. ``device``: where a graph without inputs runs; by default on the GPU.
+        ``size``: the current dynamic sizes; required if the graph has any and the shapes of the
+        inputs do not show them. ``device``: where a graph without inputs runs; by default on the
+        GPU.
         """
         graph = self.graph
         if size is None:
@@ -70,11 +71,14 @@ class StitchedGraph:
                 values[step] = eager.run_operator(node, [value(index) for index in node.inputs])
         return tuple(value(index) for index in graph.outputs)
 
-    def _can_run_kernels(self, size: int | None) -> bool:
-        """Whether tensors of this dynamic size have elements, and few enough for int32 indices."""
-        if size is None or self.graph.varying is None:
+    def _can_run_kernels(self, size: Size | None) -> bool:
+        """Whether tensors of these dynamic sizes have elements, few enough for int32 indices."""
+        varying = self.graph.varying
+        if size is None or varying is None:
             return True
-        return 0 < size * self._max_elements <= MAX_ELEMENTS * self.graph.varying
+        sizes = size if isinstance(size, tuple) else (size,)
+        most = max((resized(n, varying, size) for n in self._element_counts), default=0)
+        return all(sizes) and most <= MAX_ELEMENTS
 
     @cached_property
     def _has_dynamic_size(self) -> bool:
@@ -82,8 +86,8 @@ class StitchedGraph:
         return any(varies(size, varying) for node in self.graph for size in node.shape)
 
     @cached_property
-    def _max_elements(self) -> int:
-        return max((node.elements for node in self.graph), default=0)
+    def _element_counts(self) -> frozenset[int]:
+        return frozenset(node.elements for node in self.graph)
 
 
 def stitch(

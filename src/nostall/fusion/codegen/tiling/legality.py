@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from nostall.fusion.codegen.loops.dot_axes import find_groups
+from nostall.fusion.codegen.loops.dynamic_rows import has_dynamic_columns, needs_size_arguments
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.async_copies import illegal_async_copy_reason
 from nostall.fusion.codegen.tiling.kernel_plan import REGISTER_SCHEMES, KernelPlan, Scheme
@@ -42,6 +43,9 @@ MAX_SEQUENCE_ELEMENTS = 32
 EVICT_FIRST_BYTES = H200.l2_bytes
 """Outputs larger than this (bytes) do not fit in L2: the next kernel finds their start evicted."""
 
+SIZED_SCHEMES: tuple[Scheme, ...] = ("thread", "warp", "block", "looped")
+"""Schemes whose kernels can have dynamic sizes as arguments."""
+
 Constraint = Callable[[Schedule, KernelPlan], str | None]
 """The reason why a plan of one scheme is illegal; None if it is legal."""
 
@@ -51,6 +55,7 @@ def illegal_reason(schedule: Schedule, plan: KernelPlan) -> str | None:
     return (
         _tile_reason(schedule, plan)
         or _option_reason(schedule, plan)
+        or _dynamic_reason(schedule, plan)
         or CONSTRAINTS[plan.scheme](schedule, plan)
         or _register_reason(schedule, plan)
     )
@@ -105,6 +110,17 @@ def _option_reason(schedule: Schedule, plan: KernelPlan) -> str | None:
     if plan.evict_first and not (in_registers and large_outputs(schedule)):
         megabytes = f"{EVICT_FIRST_BYTES / 1e6:.0f} MB"
         return f"only outputs of more than {megabytes}, from registers, are streamed"
+    return None
+
+
+def _dynamic_reason(schedule: Schedule, plan: KernelPlan) -> str | None:
+    """What kernels with dynamic sizes as arguments lack."""
+    if not needs_size_arguments(schedule):
+        return None
+    if plan.scheme not in SIZED_SCHEMES or plan.async_copies or plan.peeled or plan.evict_first:
+        return f"kernels with dynamic sizes have only the schemes {', '.join(SIZED_SCHEMES)}"
+    if has_dynamic_columns(schedule) and plan.scheme != "looped":
+        return "a row of dynamic length is read in a loop"
     return None
 
 

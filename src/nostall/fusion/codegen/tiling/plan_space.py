@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from nostall.fusion.codegen.loops.schedule import Schedule, ScheduleKind
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, Scheme
@@ -61,6 +62,7 @@ class Plans:
         return tuple(kernel.plan for kernel in self.legal)
 
 
+@lru_cache(maxsize=32)
 def plans(schedule: Schedule) -> Plans:
     """All candidate plans of a schedule, each of them legal or illegal with a reason."""
     legal, illegal = [], []

@@ -367,6 +367,17 @@ def test_other_readers_keep_the_logits_by_name(name: str) -> None:
     assert not given[0].changed
 
 
+def test_labels_that_pytorch_refuses_stay_with_it() -> None:
+    def function(h: Any, y: Any) -> Any:
+        return F.cross_entropy(F.linear(h, o.weight).flatten(0, 1), y.flatten())
+
+    given: list[Any] = []
+    with pytest.raises(RuntimeError, match="target"):
+        compiled(function, given)(o.hidden.detach(), o.ignored.clamp(min=0).int())
+    (text,) = given[0].lines(given[0].left)
+    assert text.endswith("its targets are torch.int32; PyTorch's operator takes int64")
+
+
 @pytest.mark.parametrize("name", ["as Hugging Face writes it", "log-probabilities"])
 def test_a_batch_of_any_size_is_chunked(name: str) -> None:
     program = {**ONE_PASS, **PER_TOKEN}[name]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
@@ -123,6 +124,27 @@ def test_direct_launches_pass_the_same_arguments_as_triton(call: Launcher, binar
     # Both launches share the workspace.
     assert addresses(binary.launches[0])[3] == addresses(binary.launches[1])[1]
     assert (second.shape, second.stride(), second.dtype) == ((4, 8), (8, 1), torch.float16)
+
+
+@pytest.mark.parametrize("is_general", [True, False])
+def test_other_sizes_of_a_kernel_are_launched_directly_at_once(
+    binary: Binary, is_general: bool
+) -> None:
+    """Unless Triton compiles other binaries for other counts."""
+    names = ["count"] if is_general else []
+    function = triton.runtime.jit.JITFunction(kernel_source, do_not_specialize=names)
+    checked: dict[int, Any] = {}
+    first = Launcher(RECORD, lambda: [function, function], use_cache=False, checked=checked)
+    first(inputs())
+    launches = tuple(structs.replace(each, counts=(8,)) for each in RECORD.launches)
+    larger = structs.replace(RECORD, launches=launches)
+    binary.launches = []
+    Launcher(larger, lambda: [function, function], use_cache=False, checked=checked)(inputs())
+    if not is_general:
+        assert isinstance(binary.launches[0][9], Tensor)
+        return
+    assert len(binary.launches) == 2
+    assert all(isinstance(each[9], int) and each[-1] == 8 for each in binary.launches)
 
 
 def test_a_direct_launch_with_other_results_is_not_used(

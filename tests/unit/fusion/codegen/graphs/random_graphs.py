@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from nostall.fusion.graph.builder import Builder
+from nostall.fusion.graph.dynamic_size import primes_of, varies
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.shapes import broadcast_shape, contiguous_strides
 
@@ -65,7 +66,8 @@ def operator_graphs(
 ) -> RandomGraph:
     """Graphs of up to ``max_steps`` steps over inputs of the given float dtypes, int32 and bool.
 
-    ``varying``: the size of the first axis, which is dynamic. ``empty``: an axis has size 0.
+    ``varying``: the size of the first axis, which is dynamic, or the product of those of the first
+    axes. ``empty``: an axis has size 0.
     """
     return _GraphGenerator(draw, floats, varying, empty).generate(max_steps)
 
@@ -78,10 +80,10 @@ class _GraphGenerator:
         self.floats = floats
         self.build = Builder(varying)
         rank = draw(st.integers(1, 4))
-        frame: list[int] = [varying] if varying else []
+        frame = [*primes_of(varying)] if varying else []
         while len(frame) < rank:
             room = MAX_ELEMENTS // math.prod(frame)
-            fitting = [s for s in SIZES if s <= room and (not varying or s % varying)]
+            fitting = [s for s in SIZES if s <= room and not varies(s, varying)]
             frame.append(draw(st.sampled_from(fitting)))
         if empty:
             frame[draw(st.integers(0, rank - 1))] = 0
@@ -230,6 +232,10 @@ class _GraphGenerator:
         start = self.draw(st.integers(0, shape[dim] - 1))
         step = self.draw(st.sampled_from((1, 1, 2)))
         count = self.draw(st.integers(1, -(-(shape[dim] - start) // step)))
+        # Parts of several dynamic axes are captured from their start, and as a whole.
+        several = len(primes_of(self.build.varying or 1)) > 1
+        if several and any(varies(each, self.build.varying) for each in (shape[dim], count)):
+            return None
         new = (*shape[:dim], count, *shape[dim + 1 :])
         return self.build("slice", value, shape=new, dim=dim, start=start, step=step)
 

@@ -31,6 +31,7 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.plan_variants import single_chunk_kernels, with_evict_first
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
+from nostall.fusion.graph.dynamic_size import SizeReader, primes_of
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.accuracy import (
@@ -39,7 +40,7 @@ from tests.unit.fusion.codegen.accuracy import (
     random_inputs,
     with_guard_bands,
 )
-from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph
+from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph, operator_graphs
 from tests.unit.fusion.codegen.graphs.small_dots import small_dots
 from tests.unit.fusion.codegen.interpreted.label_columns import (
     damaged_kernel_errors as damaged_label_column_errors,
@@ -148,7 +149,7 @@ def dynamic_errors(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 def errors_at_sizes(graph: Graph, stitched: StitchedGraph) -> Iterator[str]:
     """Errors with one row, an odd number of rows and more rows than the graph was traced with."""
-    for rows in (1, 5, 16):
+    for rows in (1, 5, 16) if len(primes_of(graph.varying)) == 1 else SEVERAL_SIZES:
         sized = Graph(tuple(n.resized(graph.varying, rows) for n in graph), graph.outputs)
         inputs = random_inputs(sized, FINITE_SEED)
         try:
@@ -157,6 +158,33 @@ def errors_at_sizes(graph: Graph, stitched: StitchedGraph) -> Iterator[str]:
         except OutOfBoundsWrite as stray:
             errors = [str(stray)]
         yield from (f"{rows} rows: {text}" for text in errors)
+
+
+SEVERAL_SIZES = ((5, 19), (29, 2), (1, 3))
+"""Sizes of graphs with two dynamic axes: in both orders, and smaller and larger than traced."""
+
+
+def several_sizes_errors(folder: Path, examples: int) -> Iterator[tuple[str, list[str]]]:
+    """Errors of random graphs of which two axes are dynamic, one kernel for several sizes."""
+    count = [0, 0]
+
+    @examples_of(examples)
+    @given(operator_graphs(varying=7 * 11))
+    def run(made: RandomGraph) -> None:
+        shapes = [made.graph[index].shape for index in made.graph.inputs]
+        if not SizeReader(made.graph.varying, shapes).is_complete:
+            return
+        stitched = stitch(made.graph, folder=folder)
+        count[0] += 1
+        count[1] += stitched.kernels
+        errors = list(errors_at_sizes(made.graph, stitched))
+        assert not errors, f"{made.graph}: {errors}"
+
+    try:
+        run()
+    except AssertionError as error:
+        yield "random", [str(error)]
+    yield "kernels", [] if count[1] >= count[0] else [f"{count[1]} kernels of {count[0]} graphs"]
 
 
 def packing_errors(folder: Path) -> Iterator[tuple[str, list[str]]]:
@@ -292,6 +320,7 @@ def main() -> None:
     result = {
         "chains": dict(pattern_errors(folder)),
         "dynamic": dict(dynamic_errors(folder)),
+        "several sizes": dict(several_sizes_errors(folder, 4 * examples)),
         "packed": dict(packing_errors(folder)),
         "drawn": dict(random_number_errors(folder)),
         "random": errors,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,13 +12,21 @@ from hypothesis import strategies as st
 
 from nostall.fusion import BadFusion, BadGraph, Builder, Graph
 from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.loops.dynamic_rows import check_dynamic_size
-from nostall.fusion.codegen.loops.mapping import map_pattern
-from nostall.fusion.codegen.loops.schedule import Schedule, build_schedule
+from nostall.fusion.codegen.emit.program import Launch
+from nostall.fusion.codegen.emit.size_arguments import write_with_sizes
+from nostall.fusion.codegen.generate import schedule_operators
+from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
-from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
-from nostall.fusion.graph.dynamic_size import Extent, placeholder_prime, resized
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
+from nostall.fusion.graph.dynamic_size import (
+    Extent,
+    SizeReader,
+    part_of_size,
+    placeholder_prime,
+    resized,
+    used_sizes,
+)
 from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph, operator_graphs
 from tests.unit.fusion.pattern_tables import DYNAMIC
 from tests.unit.fusion.patterns import layer_norm
@@ -25,9 +35,7 @@ SIZE, OTHER_SIZE = 17, 23
 
 
 def dynamic_schedule(graph: Graph, operators: tuple[int, ...]) -> Schedule:
-    schedule = build_schedule(map_pattern(graph, operators))
-    check_dynamic_size(schedule)
-    return schedule
+    return schedule_operators(graph, operators)
 
 
 def with_size(graph: Graph, size: int) -> Graph:
@@ -63,6 +71,27 @@ def test_an_extent_is_resized_before_it_is_rounded(
 def test_the_placeholder_of_a_size_has_to_be_an_odd_prime() -> None:
     with pytest.raises(BadGraph, match="odd prime"):
         Builder(varying=8).graph()
+
+
+def test_sizes_are_read_from_shapes_also_from_products_of_sizes() -> None:
+    varying = SIZE * OTHER_SIZE
+    read = SizeReader(varying, [(4, SIZE * OTHER_SIZE), (3 * OTHER_SIZE,)])
+    assert read.is_complete and read([(4, 35), (15,)]) == (7, 5)
+    hidden = SizeReader(varying, [(SIZE * OTHER_SIZE, 8)])
+    assert not hidden.is_complete and hidden([(35, 8)]) is None
+    assert SizeReader(SIZE, [(2 * SIZE,)])([(10,)]) == 5
+    assert SizeReader(None, [(3,)])([(3,)]) is None
+    assert SizeReader(varying, [(SIZE,), (SIZE * OTHER_SIZE,)])([(0,), (0,)]) == (0, 0)
+
+
+def test_parts_of_a_graph_know_their_sizes_only() -> None:
+    varying = SIZE * OTHER_SIZE
+    numbers = [6, Extent(4 * OTHER_SIZE, 8), 2 * OTHER_SIZE**2]
+    assert used_sizes(numbers, varying) == OTHER_SIZE
+    assert used_sizes([6], varying) is None
+    assert part_of_size((7, 5), varying, OTHER_SIZE) == 5
+    assert part_of_size((7, 5), varying, varying) == (7, 5)
+    assert resized(2 * SIZE * OTHER_SIZE**2, varying, (7, 5)) == 2 * 7 * 25
 
 
 # -- source ----------------------------------------------------------------------------------------
@@ -119,11 +148,7 @@ def test_masks_of_flat_kernels_end_at_multiples_of_the_row() -> None:
     assert "@triton.jit\ndef" in program.source
 
 
-# -- illegal ---------------------------------------------------------------------------------------
-
-
-def _reduced(build: Builder, x: int) -> int:
-    return build("sum", x, dims=(0,), keepdim=False)
+# -- sizes as arguments ----------------------------------------------------------------------------
 
 
 def _column_major(build: Builder, x: int) -> int:
@@ -135,21 +160,81 @@ def _outer_product(build: Builder, x: int) -> int:
     return build("mul", row_sums, build("permute", build("exp", row_sums), dims=(1, 0)))
 
 
+def _graph(make: Callable[[Builder, int], int], *axes: int) -> Graph:
+    build = Builder(varying=SIZE * OTHER_SIZE)
+    return build.graph(make(build, build.input(axes)))
+
+
+def test_a_row_kernel_of_a_product_of_sizes_needs_no_further_argument() -> None:
+    def norm(build: Builder, x: int) -> int:
+        return build("div", x, build("sum", x, dims=(2,), keepdim=True))
+
+    graph = _graph(norm, SIZE, OTHER_SIZE, 64)
+    schedule = dynamic_schedule(graph, graph.operators)
+    (launch,) = emit(plan_kernel(schedule, plans(schedule).legal_plans[0])).launches
+    assert launch.counts == (SIZE * OTHER_SIZE,)
+    assert resized(launch.counts[0], graph.varying, (3, 5)) == 15
+
+
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("make", "axes", "source"),
     [
-        (_reduced, "dynamic size is reduced"),
-        (_column_major, "not the slowest"),
-        (_outer_product, "several"),
+        (_column_major, (SIZE, 6), "(c % (n0)) * 6"),
+        (_outer_product, (SIZE, 6), "(c // (n0))"),
     ],
 )
-def test_patterns_whose_source_depends_on_the_size_are_illegal(make: object, reason: str) -> None:
-    build = Builder(varying=SIZE)
-    x = build.input((SIZE, 6))
-    graph = build.graph(make(build, x))  # type: ignore[operator]
-    last = (graph.operators[-1],)
-    with pytest.raises(BadFusion, match=reason):
-        dynamic_schedule(graph, last)
+def test_sizes_that_the_row_count_does_not_give_are_arguments(
+    make: Any, axes: tuple[int, ...], source: str
+) -> None:
+    graph = _graph(make, *axes)
+    schedule = dynamic_schedule(graph, graph.operators[-1:])
+    (plan, *_) = plans(schedule).legal_plans
+    program = emit(plan_kernel(schedule, plan))
+    assert source in program.source
+    assert str(SIZE) not in program.source
+    assert program.launches[0].counts[1:] == (SIZE,)
+
+
+@pytest.mark.parametrize("shape", [(5, OTHER_SIZE), (5, SIZE, OTHER_SIZE)])
+def test_softmax_over_a_dynamic_length_is_a_loop(shape: tuple[int, ...]) -> None:
+    def softmax(build: Builder, x: int) -> int:
+        powers = build("exp", x)
+        total = build("sum", powers, dims=(len(shape) - 1,), keepdim=True)
+        return build("div", powers, total)
+
+    graph = _graph(softmax, *shape)
+    schedule = dynamic_schedule(graph, graph.operators)
+    found = plans(schedule)
+    assert {plan.scheme for plan in found.legal_plans} == {"looped"}
+    assert any("in a loop" in each.reason for each in found.illegal)
+    assert str(OTHER_SIZE) not in emit(plan_kernel(schedule, found.legal_plans[0])).source
+
+
+def test_a_source_whose_form_depends_on_a_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = _graph(_column_major, SIZE, 6)
+    schedule = dynamic_schedule(graph, graph.operators)
+    kernel = plan_kernel(schedule, plans(schedule).legal_plans[0])
+
+    def write(kernel: PlannedKernel) -> tuple[str, Launch]:
+        rows = kernel.schedule.row_count
+        body = "small" if rows < 1000 else "large"
+        return body, Launch("f", (), (rows,), (rows, 1), 1)
+
+    with pytest.raises(BadFusion, match="form of the source"):
+        write_with_sizes(kernel, write)
+
+
+# -- illegal ---------------------------------------------------------------------------------------
+
+
+def test_patterns_whose_source_depends_on_the_size_are_illegal() -> None:
+    def both(build: Builder, x: int) -> int:
+        scaled = build("mul", x, build("sum", x, dims=(1,), keepdim=True))
+        return build("sum", scaled, dims=(0,), keepdim=False)
+
+    graph = _graph(both, SIZE, 2 * OTHER_SIZE)
+    with pytest.raises(BadFusion, match="a dynamic size is reduced; leave it to PyTorch"):
+        dynamic_schedule(graph, graph.operators)
 
 
 def test_workspaces_grow_with_the_rows() -> None:

@@ -31,6 +31,7 @@ from nostall.fusion.codegen.emit.tile_parts import (
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.expressions.reductions import Reduction
 from nostall.fusion.codegen.expressions.templates import LARGEST_FLOAT, TRITON_DTYPES
+from nostall.fusion.codegen.loops.dynamic_rows import has_dynamic_columns
 from nostall.fusion.codegen.loops.online_reductions import OnlinePair, OnlineVariance
 from nostall.fusion.codegen.loops.reduction_levels import Pass
 from nostall.fusion.codegen.loops.schedule import Schedule
@@ -68,7 +69,7 @@ def write_looped(kernel: PlannedKernel, lines: Lines) -> int:
         if part.has_columns:
             # Every second pass begins with the columns that the pass before it read last: more of
             # them are still in the cache.
-            backwards = number % 2 == 1 and not plan.peeled
+            backwards = number % 2 == 1 and not (plan.peeled or has_dynamic_columns(schedule))
             _write_column_loops(tile, part, "0", end, plan.async_copies, backwards=backwards)
             _write_results(tile, part, part.reductions)
     return Extent(schedule.row_count, plan.rows)
@@ -204,6 +205,9 @@ def _loop_ranges(tile: Tile, start: str, stop: str) -> list[tuple[str, str, Chun
         lines(f"rest = begin + tl.maximum({within}, 0) // {width} * {width}")
         before = (start, f"tl.minimum(begin, {stop})", chunk)
         return [before, ("begin", "rest", full), ("rest", stop, chunk)]
+    if start == "0" and has_dynamic_columns(tile.schedule):
+        lines(f"rest = {columns} // {width} * {width}")
+        return [(start, "rest", full), ("rest", stop, chunk)]
     if start == "0":
         rest = columns // width * width
         return [*([("0", str(rest), full)] if rest else []), (str(rest), stop, chunk)]
