@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,16 @@ from nostall.optimizing.diagnosis import (
     diagnose,
 )  # fmt: skip
 from nostall.optimizing.earlier import Earlier, command_files
+from nostall.optimizing.engine import EngineJob
 from nostall.optimizing.numerics import CHANGES_NUMBERS, with_numerics
-from nostall.optimizing.program import SCRATCH, Program, ProgramEnded, TimeIsUp, written_files
+from nostall.optimizing.program import (
+    SCRATCH,
+    Event,
+    Program,
+    ProgramEnded,
+    TimeIsUp,
+    written_files,
+)
 from nostall.optimizing.proof import Proof, block_order, prove
 from nostall.optimizing.recording import (
     Entry,
@@ -69,7 +78,8 @@ class Options:
         """Settings of the half inside the program."""
         names = ("step", "watch_steps", "watch_seconds")
         # Steps are not measured behind a profile: launches can stay slower.
-        return {**{name: getattr(self, name) for name in names}, "trace": self.dry_run}
+        given = {name: getattr(self, name) for name in names}
+        return {**given, "trace": self.dry_run, "engine": {"runs_on": self.run_to_end}}
 
 
 @contextmanager
@@ -107,6 +117,8 @@ def optimize(
         events = program.events
         job = _Job(_recorded(program, starts), options, say, result)
         job.save, job.earlier = save, earlier
+        job.files = lambda: written_files(program, own)
+        job.start = partial(_start, program, command, options, starts)
         try:
             job.run()
             program.end(exits=not options.run_to_end)
@@ -124,13 +136,31 @@ def optimize(
         result.files = written_files(program, own)
         _note_end(program, result)
     _settle(result)
-    if result.kept and (options.again or any(SCRATCH in word for word in command)):
+    is_again = options.again or any(SCRATCH in word for word in command)
+    if result.kept and is_again and not _has_engine(result):
         say("second start")
         with Program(command, options.settings, options.quiet_output) as program:
             _confirm(_recorded(program, starts), options, say, result)
             program.end(exits=True)
     _forget_kernels(result, events)
     return result
+
+
+def _has_engine(result: Result) -> bool:
+    return result.facts is not None and "engine" in result.facts.raw
+
+
+def _start(
+    first: Program, command: Sequence[str], options: Options, starts: list[list[Entry]],
+    settings: Mapping[str, Any], until: float,
+) -> Event:  # fmt: skip
+    """What a new start shows with other settings of its engines; ``first`` leaves the GPU to it."""
+    first.end(exits=True)
+    given = {**options.settings, "engine": settings}
+    with Program(command, given, options.quiet_output) as program:
+        event = _recorded(program, starts).wait_watched(until, settings)
+        program.end(exits=True)
+    return event
 
 
 def _forget_kernels(result: Result, events: Sequence[Mapping[str, Any]]) -> None:
@@ -185,6 +215,8 @@ def replay(recording: Recording, say: Say) -> Result:
         job = _Job(first, options, say, result)
         levels = recording.result["levels"]
         job.plan = {level["name"]: level["minutes"] for level in levels}
+        later = iter(others)
+        job.start = lambda settings, until: next(later, Replayed(())).wait_watched(until, settings)
         try:
             job.run()
         except TimeIsUp:
@@ -193,7 +225,7 @@ def replay(recording: Recording, say: Say) -> Result:
         except (ProgramEnded, RecordingEnds):  # the recorded notes say why
             pass
         _settle(result)
-        for start in others[:1] if result.kept else ():
+        for start in others[:1] if result.kept and not _has_engine(result) else ():
             _confirm(start, options, say, result)
         for start in (first, *others):
             start.check_end()
@@ -246,6 +278,9 @@ class _Job:
         self.facts: Facts
         self.save: Callable[[Result], None] = lambda _: None
         self.earlier: Earlier | None = None
+        self.files: Callable[[], list[str]] = lambda: result.files
+        self.start: Callable[[Mapping[str, Any], float], Event]
+        """Starts the program with settings of its engines; what it shows."""
         self.changes: list[Mapping[str, str]] = []
         self.plan: Mapping[str, float] = {}
         """Levels of a recorded run in their order, with the minutes that were expected."""
@@ -272,6 +307,9 @@ class _Job:
     def run(self) -> None:
         """All stages."""
         self.watch()
+        if "engine" in self.facts.raw:
+            self._run_engines()
+            return
         self.result.levels = diagnose(self.facts)
         if self.options.allow_numerics:
             self.result.levels = with_numerics(self.result.levels, self.facts)
@@ -302,6 +340,17 @@ class _Job:
                     f"{attempt.level.name} changes numbers, as --allow-numerics permits: its "
                     "results were not compared with the original's"
                 )
+
+    def _run_engines(self) -> None:
+        """The stages of a program around vLLM."""
+        self.result.files = self.files()
+        engines = EngineJob(
+            self.facts, self.result, self.options, self.say, self.start, self.program.clock,
+            self.until,
+        )  # fmt: skip
+        if not self.options.dry_run:
+            self._take_earlier()
+            engines.run(self.save)
 
     def _take_earlier(self) -> None:
         """Add the attempts of the earlier run; their gains hold where it was measured."""

@@ -28,7 +28,13 @@ from nostall.attach.program.changes import (
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.generation import GenerateCall, can_be_static, generated
 from nostall.attach.program.kernels import Kernels, NativeKernels
-from nostall.attach.program.machine import cpu_name, driver_version, rank, transformers_version
+from nostall.attach.program.machine import (
+    cpu_name,
+    driver_version,
+    rank,
+    transformers_version,
+    versions_of,
+)
 from nostall.attach.program.roots import (
     MAX_CALLS,
     Switch,
@@ -574,11 +580,7 @@ class Applied(Session):
     def refusal(self) -> str:
         """Why the bundle does not fit PyTorch or the driver; empty if it does."""
         machine = self.settings["machine"]
-        found = {"torch": sys.modules["torch"].__version__, "driver": machine["driver"]}
-        if machine["driver"] is not None:
-            found["driver"] = driver_version()
-        if machine.get("transformers") is not None:
-            found["transformers"] = str(transformers_version())
+        found = {"torch": sys.modules["torch"].__version__, **versions_of(machine)}
         for part, here in found.items():
             if here != machine[part]:
                 return (
