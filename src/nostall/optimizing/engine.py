@@ -335,9 +335,20 @@ class EngineJob:
                 f"logarithms of probabilities are off by {found:.1e}; the original in another "
                 f"batch moves them by {band:.1e}"
             ), ""
-        pairs = list(zip_longest(self.first["tokens"], self.runs[arm][0]["tokens"]))
-        equal = sum(one == two for one, two in pairs) / len(pairs)
-        return "", f"tokens of {equal:.0%} of {len(pairs)} sequences are equal"
+        equal, own = (_equal(self.first["tokens"], tokens)
+                      for tokens in (self.runs[arm][0]["tokens"], check["repeated"]))  # fmt: skip
+        count = self.first["sequences"]
+        return "", (
+            f"tokens of {equal:.0%} of {count} sequences are equal, of the original beside itself "
+            f"{own:.0%}; greedy probabilities: {found / (allowed or 1.0):.2f} of the allowed "
+            "distance"
+        )
+
+
+def _equal(one: Sequence[int], other: Sequence[int]) -> float:
+    """Share of sequences with equal tokens."""
+    pairs = [*zip_longest(one, other)]
+    return sum(a == b for a, b in pairs) / len(pairs)
 
 
 def _samples(engine: Engine) -> list[float]:

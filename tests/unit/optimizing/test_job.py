@@ -29,7 +29,7 @@ class Answers:
     def clock(self) -> float:
         return 0.0
 
-    def wait_watched(self) -> Mapping[str, Any]:
+    def wait_watched(self, until: float = 0.0) -> Mapping[str, Any]:
         return self.raw
 
     def ranks_agree(self, number: int | None = None) -> bool:

@@ -157,12 +157,13 @@ class Engines:
         wanted = round(REPEATED_SECONDS / made.seconds)
         wanted = self.settings.get("repeats") or min(MOST_REPEATS, max(LEAST_REPEATS, wanted))
         samples: list[tuple[float, int]] = []
+        result = made.result
         for _ in range(wanted):
             _reset(made.llm)
             began = _clock()
             result = made.function(made.llm, *made.args, **made.kwargs)
             samples.append((_clock() - began, _generated(result)))
-        return samples, _probabilities(made)
+        return samples, {**_probabilities(made), "repeated": _digests(result)}
 
 
 def _reset(llm: Any) -> None:
@@ -226,6 +227,11 @@ def _obstacle(made: _Made) -> str:
     return ""
 
 
+def _digests(result: Any) -> list[int]:
+    """A number for the tokens of each sequence."""
+    return [zlib.crc32(repr(list(o.token_ids)).encode()) for r in result for o in r.outputs]
+
+
 def _generated(result: Any) -> int:
     return sum(len(output.token_ids) for request in result for output in request.outputs)
 
@@ -261,11 +267,11 @@ def _call_facts(result: Any) -> dict[str, Any]:
     """What a call did: its tokens, and how much of what its decodes read is shared."""
     prompts = [list(r.prompt_token_ids or ()) for r in result for _ in r.outputs]
     outputs = [len(o.token_ids) for r in result for o in r.outputs]
-    tokens = [zlib.crc32(repr(list(o.token_ids)).encode()) for r in result for o in r.outputs]
     total, once = decode_reads(prompts, outputs)
     return {
         "sequences": len(prompts), "prompt_tokens": sum(map(len, prompts)),
-        "output_tokens": sum(outputs), "tokens": tokens, "reads": total, "reads_once": once,
+        "output_tokens": sum(outputs), "tokens": _digests(result), "reads": total,
+        "reads_once": once,
         "prompts": hashlib.sha256(repr(prompts).encode()).hexdigest()[:16],
     }  # fmt: skip
 
