@@ -348,7 +348,7 @@ class EngineJob:
 def _equal(one: Sequence[int], other: Sequence[int]) -> float:
     """Share of sequences with equal tokens."""
     pairs = [*zip_longest(one, other)]
-    return sum(a == b for a, b in pairs) / len(pairs)
+    return float(sum(a == b for a, b in pairs)) / len(pairs)
 
 
 def _samples(engine: Engine) -> list[float]:
