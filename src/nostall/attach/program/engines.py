@@ -120,9 +120,14 @@ class Engines:
             self._measure(made if wanted is not None else self._longest)
 
     def why_none(self) -> str:
-        """Why no call was measured; empty without any."""
-        if self._is_over or not self.calls:
+        """Why no call was measured; empty without an engine."""
+        if self._is_over or not (self.calls or self.given):
             return ""
+        if not self.calls:
+            return (
+                "vLLM's engine was made, and neither LLM.generate nor LLM.chat was called: servers "
+                "and engines that are stepped by hand are not measured"
+            )
         return (
             f"{self.calls} calls of vLLM's generate took {self.seconds:.2g} s in all, and "
             f"{ENOUGH_SECONDS:g} s are needed: give the program more prompts"
