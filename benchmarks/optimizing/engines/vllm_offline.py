@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("model", help="folder with a model; no tokenizer is needed")
     parser.add_argument("--workload", choices=["shared", "speculation", "eager"], default="shared")
     parser.add_argument("--calls", type=int, default=2)
-    parser.add_argument("--new", type=int, default=256)
+    parser.add_argument("--new", type=int, default=128)
     args = parser.parse_args()
     options = {}
     if args.workload == "speculation":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ENOUGH_SECONDS = 1.0
 """Seconds of all calls after which the longest so far is repeated."""
-REPEATED_SECONDS, LEAST_REPEATS, MOST_REPEATS = 12.0, 3, 8
+REPEATED_SECONDS, LEAST_REPEATS, MOST_REPEATS = 8.0, 3, 8
 CHECKED, CHECKED_TOKENS, TOP = 64, 16, 5
 """Sequences whose probabilities are kept, their generated tokens, and tokens of each place."""
 MOST_BATCHED = 1024
