@@ -255,7 +255,8 @@ def bundle_environment(
     }
     if engine := [change for change in bundle.changes if change.kind == KIND]:
         settings["engine"] = {"arguments": dict(argument(change.value) for change in engine),
-                              "applied": [change.name for change in engine]}  # fmt: skip
+                              "applied": [change.name for change in engine],
+                              "vllm": bundle.machine.vllm}  # fmt: skip
     return program_environment({k: v for k, v in inherited.items() if k != VARIABLE}, settings)
 
 

@@ -132,7 +132,8 @@ class Program:
             answers = [e for e in self.events if e.get("order") == number]
             done = [e for e in answers if e["event"] == "done"]
             if {e["process"] for e in done} >= {self.pid} and len(done) >= self.world:
-                return [e for e in answers if e["process"] == self.pid]
+                own = [e for e in answers if e["process"] == self.pid]
+                return [{**e, "trace": traced(e)} if "trace_file" in e else e for e in own]
             if time.monotonic() > until:
                 raise TimeIsUp
         raise AssertionError("the rounds end with an error")

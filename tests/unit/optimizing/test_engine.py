@@ -177,9 +177,9 @@ def test_a_bundle_has_engine_arguments_and_nothing_else(tmp_path: Path) -> None:
     variables = bundle_environment(read_bundle(path), path, {}, None)
     settings = json.loads(variables[VARIABLE])
     assert settings["engine"] == {
-        "arguments": {"enable_prefix_caching": True}, "applied": ["prefix caching"]
+        "arguments": {"enable_prefix_caching": True}, "applied": ["prefix caching"],
+        "vllm": "0.25.1",
     }  # fmt: skip
-    assert settings["machine"]["vllm"] == "0.25.1"
     assert "LLM(..., enable_prefix_caching=True)" in write_page(result, tmp_path / "p").read_text()
     path.write_text(path.read_text().replace("enable_prefix_caching=true", "worker_cls=os.system"))
     with pytest.raises(BadInput, match="no bundle"):

@@ -60,7 +60,7 @@ class Engines:
         """``settings``: ``arguments`` to set, and ``call`` and ``repeats`` of an earlier start.
 
         ``runs_on``: the program goes on after it was measured.  ``applied``: names of the changes
-        of a bundle, which are told when they are made.
+        of a bundle, which are told when they are made, and ``vllm``: the version of its machine.
         """
         self.session, self.settings = session, settings
         self.calls, self.seconds, self.given = 0, 0.0, dict[str, Any]()
@@ -78,11 +78,20 @@ class Engines:
             for name, value in arguments.items():
                 setattr(engine, name, _backend(value) if name == "attention_backend" else value)
             if names := self.settings.get("applied"):
+                self._check_version()
                 print(f"nostall: applied {', '.join(names)}", file=sys.stderr)
                 self.session.is_done = True  # type: ignore[attr-defined]
             return create(engine, *args, **kwargs)
 
         owner.create_engine_config = changed
+
+    def _check_version(self) -> None:
+        """End the program if a bundle was measured with another vLLM."""
+        wanted, found = self.settings["vllm"], vllm_version()
+        if wanted != found:
+            print(f"nostall: --bundle: it was measured with vllm {wanted}, and here it is {found}; "
+                  "run `nostall optimize` here", file=sys.stderr)  # fmt: skip
+            raise SystemExit(2)
 
     def watch(self, module: ModuleType) -> None:
         """See the calls of ``LLM`` (``module``: ``vllm.entrypoints.llm``)."""

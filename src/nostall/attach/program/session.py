@@ -28,13 +28,7 @@ from nostall.attach.program.changes import (
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.generation import GenerateCall, can_be_static, generated
 from nostall.attach.program.kernels import Kernels, NativeKernels
-from nostall.attach.program.machine import (
-    cpu_name,
-    driver_version,
-    rank,
-    transformers_version,
-    versions_of,
-)
+from nostall.attach.program.machine import cpu_name, driver_version, rank, transformers_version
 from nostall.attach.program.roots import (
     MAX_CALLS,
     Switch,
@@ -269,8 +263,8 @@ class Session:
         """Trace the steps that follow; a reason if that is not done."""
         if not self._facts_known["cuda"]:
             return "only steps on GPUs are traced"
-        if not self.settings.get("trace"):
-            return "steps are traced with --dry-run only, because later steps stay slower"
+        if not (self.settings.get("trace") or self._current):
+            return "steps are traced after all attempts, because later steps stay slower"
         if self._facts_known["rank"]:
             return "rank 0 is traced"
         if reason := trace_obstacle():
@@ -305,6 +299,9 @@ class Session:
 
     def _emit_watched(self, **trace: str) -> None:
         known = {"trace_file": None, "trace_obstacle": "", "unaligned": "", **trace}
+        if self._current:  # the order of a trace
+            self._finish(**known)
+            return
         self.channel.emit("watched", **self._facts_known, **known)
 
     def _facts(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> dict[str, Any]:
@@ -399,6 +396,10 @@ class Session:
                 self._apply(order["arm"])
                 self.kernels.describe(order["seconds"])
             self._captures, self._order, self._capture_until = {}, order, now + 60.0
+        elif what == "trace":
+            self._apply(())
+            if reason := self._start_trace():
+                self._emit_watched(trace_obstacle=reason)
         elif what == "warm":
             self._make(order)
             self._apply(order["arm"])
@@ -479,8 +480,6 @@ class Session:
 
     def _end(self, order: Mapping[str, Any]) -> None:
         self._ended = True
-        with contextlib.suppress(Exception):
-            self._stop_trace()
         self._take_back()
         self.channel.emit("ended", steps=self.steps, exits=order["exit"])
         if order["exit"]:
@@ -495,15 +494,13 @@ class Session:
 
     def _give_up(self, reason: str) -> None:
         self._gave_up, self._watched, self._phase = True, None, None
-        with contextlib.suppress(Exception):
-            self._stop_trace()
         self._take_back()
         with contextlib.suppress(Exception):
             self.channel.emit("failed", reason=reason[:300])
 
     def _take_back(self) -> None:
         """All changes are off, and nothing is noted any more, whichever of these fails."""
-        parts = [change.off for change in self.changes.values()]
+        parts = [self._stop_trace, *(change.off for change in self.changes.values())]
         for part in (*parts, self._release, self.segments.remove, self.kernels.remove):
             with contextlib.suppress(Exception):
                 part()
@@ -580,7 +577,11 @@ class Applied(Session):
     def refusal(self) -> str:
         """Why the bundle does not fit PyTorch or the driver; empty if it does."""
         machine = self.settings["machine"]
-        found = {"torch": sys.modules["torch"].__version__, **versions_of(machine)}
+        found = {"torch": sys.modules["torch"].__version__, "driver": machine["driver"]}
+        if machine["driver"] is not None:
+            found["driver"] = driver_version()
+        if machine.get("transformers") is not None:
+            found["transformers"] = str(transformers_version())
         for part, here in found.items():
             if here != machine[part]:
                 return (

@@ -76,7 +76,7 @@ def test_nothing_is_traced_where_steps_are_measured_later(program: Program) -> N
     program.session.settings = {**program.session.settings, "trace": False}
     program.run(12)
     (watched,) = program.events("watched")
-    assert watched["trace_file"] is None and "--dry-run only" in watched["trace_obstacle"]
+    assert watched["trace_file"] is None and "after all attempts" in watched["trace_obstacle"]
     assert Options(dry_run=True).settings["trace"] and not Options().settings["trace"]
 
 
