@@ -122,7 +122,7 @@ def test_bounds_follow_from_a_trace_after_all_attempts() -> None:
     levels = {level.name: level for level in result.levels}
     assert levels["torch.compile"].bound == pytest.approx(2.0, rel=0.02)
     assert "idle" in levels["torch.compile"].reason
-    assert [level.name for level in result.levels if level.change][0] == "CUDA graphs"
+    assert next(level.name for level in result.levels if level.change) == "CUDA graphs"
     assert not any("error of nostall" in note for note in result.notes)
 
 
