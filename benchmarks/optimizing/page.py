@@ -217,11 +217,17 @@ def _bounds(rows: Mapping[str, Row]) -> str:
         if level["change"]
     ]  # fmt: skip
     bounded = sum(level["bound"] is not None for level in tried)
-    return wrapped(
-        f"{bounded} of {len(tried)} changes had a bound of their gain. On GPUs a bound comes from "
-        "a trace, which only `--dry-run` takes; here no program was traced, so no bound could be "
-        "held or broken."
-    )
+    broken = [
+        f"`{name}`: {note}" for name, row in rows.items()
+        for note in row["optimize"].get("notes", []) if "above its bound" in note
+    ]  # fmt: skip
+    text = f"{bounded} of {len(tried)} changes had a bound of their gain. On GPUs a bound comes "
+    text += "from a trace of the original after all attempts. "
+    if not bounded:
+        text += "The programs were not traced in these runs, so no bound could be held or broken."
+    else:
+        text += f"Kept gains above their bound: {'; '.join(broken) or 'none'}."
+    return wrapped(text)
 
 
 def _times(name: str, row: Row) -> dict[str, Any]:
