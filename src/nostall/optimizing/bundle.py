@@ -96,6 +96,8 @@ class Machine(StrictModel):
     """Of a change of its ``generate``; None without one."""
     vllm: str | None = None
     """Of changes of its engines; None without one."""
+    model: Sha256 | None = None
+    """Of the configuration of the model in these engines."""
 
 
 class Bundle(StrictModel):
@@ -136,7 +138,8 @@ def write_bundle(result: Result, path: Path) -> Path:
     is_generation = any(change.get("kind") == "generation" for change in changes)
     machine = {**result.machine, "nostall": __version__,
                "transformers": raw.get("transformers") if is_generation else None,
-               "vllm": raw.get("engine", {}).get("vllm")}  # fmt: skip
+               "vllm": raw.get("engine", {}).get("vllm"),
+               "model": raw.get("engine", {}).get("model_digest")}  # fmt: skip
     null = result.together.comparison.null_low, result.together.comparison.null_high
     bundle = Bundle.model_validate({
         "command": tuple(result.command), "step": result.step, "changes": tuple(changes),
@@ -256,7 +259,8 @@ def bundle_environment(
     if engine := [change for change in bundle.changes if change.kind == KIND]:
         settings["engine"] = {"arguments": dict(argument(change.value) for change in engine),
                               "applied": [change.name for change in engine],
-                              "vllm": bundle.machine.vllm}  # fmt: skip
+                              "vllm": bundle.machine.vllm,
+                              "model": bundle.machine.model}  # fmt: skip
     return program_environment({k: v for k, v in inherited.items() if k != VARIABLE}, settings)
 
 

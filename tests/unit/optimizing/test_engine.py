@@ -34,6 +34,7 @@ def engine(**changes: Any) -> dict[str, Any]:
     """What a start shows."""
     return {
         "vllm": "0.25.1", "cuda": False, "device": cpu_name(), "model": ["Llama"], "world": 1,
+        "model_digest": "c" * 64,
         "backend": None, "eager": False, "async_scheduling": False, "prefix_caching": False,
         "most_sequences": 8, "most_batched": 4096, "largest_graph": 0, "cache_tokens": 10_000,
         "speculates": False, "given": {"async_scheduling": False}, "call": 0, "call_seconds": 1.0,
@@ -178,7 +179,7 @@ def test_a_bundle_has_engine_arguments_and_nothing_else(tmp_path: Path) -> None:
     settings = json.loads(variables[VARIABLE])
     assert settings["engine"] == {
         "arguments": {"enable_prefix_caching": True}, "applied": ["prefix caching"],
-        "vllm": "0.25.1",
+        "vllm": "0.25.1", "model": "c" * 64,
     }  # fmt: skip
     assert "LLM(..., enable_prefix_caching=True)" in write_page(result, tmp_path / "p").read_text()
     path.write_text(path.read_text().replace("enable_prefix_caching=true", "worker_cls=os.system"))

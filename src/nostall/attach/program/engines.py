@@ -60,7 +60,7 @@ class Engines:
         """``settings``: ``arguments`` to set, and ``call`` and ``repeats`` of an earlier start.
 
         ``runs_on``: the program goes on after it was measured.  ``applied``: names of the changes
-        of a bundle, which are told when they are made, and ``vllm``: the version of its machine.
+        of a bundle, which are told when they are made; ``vllm`` and ``model``: what it is of.
         """
         self.session, self.settings = session, settings
         self.calls, self.seconds, self.given = 0, 0.0, dict[str, Any]()
@@ -74,13 +74,24 @@ class Engines:
 
         @functools.wraps(create)
         def changed(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            self.given = {name: _plain(getattr(engine, name, None)) for name in ARGUMENTS}
+            given = {name: getattr(engine, name, None) for name in ARGUMENTS}
+            self.given = {name: _plain(value) for name, value in given.items()}
             for name, value in arguments.items():
                 setattr(engine, name, _backend(value) if name == "attention_backend" else value)
-            if names := self.settings.get("applied"):
-                self._check_version()
-                print(f"nostall: applied {', '.join(names)}", file=sys.stderr)
-                self.session.is_done = True  # type: ignore[attr-defined]
+            if not self.settings.get("applied"):
+                return create(engine, *args, **kwargs)
+            self._check_version()
+            config = create(engine, *args, **kwargs)
+            self.session.is_done = True  # type: ignore[attr-defined]
+            if (found := model_digest(config)) == self.settings["model"]:
+                names = ", ".join(self.settings["applied"])
+                print(f"nostall: applied {names}", file=sys.stderr)
+                return config
+            print("nostall: the bundle is not applied: its model has the configuration "
+                  f"{self.settings['model'][:12]}, and this one has {found[:12]}; run `nostall "
+                  "optimize` here", file=sys.stderr)  # fmt: skip
+            for name in arguments:
+                setattr(engine, name, given[name])
             return create(engine, *args, **kwargs)
 
         owner.create_engine_config = changed
@@ -264,6 +275,7 @@ def _engine_facts(llm: Any) -> dict[str, Any]:
         "device": platform.get_device_name() if is_gpu else cpu_name(),
         "cuda": is_gpu,
         "model": list(getattr(config.model_config, "architectures", None) or ["a model"]),
+        "model_digest": model_digest(config),
         "world": int(config.parallel_config.world_size),
         "backend": getattr(backend, "name", None),
         "eager": bool(config.model_config.enforce_eager),
@@ -275,6 +287,15 @@ def _engine_facts(llm: Any) -> dict[str, Any]:
         "cache_tokens": int(cache.num_gpu_blocks or 0) * int(cache.block_size or 0),
         "speculates": config.speculative_config is not None,
     }
+
+
+def model_digest(config: Any) -> str:
+    """sha256 of a model's configuration, dtype and quantisation."""
+    model = config.model_config
+    shape = {k: v for k, v in model.hf_config.to_dict().items()
+             if k not in ("_name_or_path", "transformers_version")}  # fmt: skip
+    text = f"{sorted(shape.items(), key=str)} {model.dtype} {model.quantization}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _call_facts(result: Any) -> dict[str, Any]:
@@ -313,7 +334,6 @@ def _as_program(facts: Mapping[str, Any], seconds: Sequence[float]) -> dict[str,
     """The facts that are told of any program; a step is a call."""
     torch = sys.modules["torch"]
     nothing = dict.fromkeys(("forward", "backward", "optimizer", "loader"), [0.0] * len(seconds))
-    identity = f"{facts['model']} {facts['prompts']} {facts['given']}"
     return {
         "rank": 0, "world": 1, "device": facts["device"], "cuda": facts["cuda"],
         "driver": driver_version() if facts["cuda"] else None, "torch": torch.__version__,
@@ -321,7 +341,7 @@ def _as_program(facts: Mapping[str, Any], seconds: Sequence[float]) -> dict[str,
         "steps": [(0, each) for each in seconds], "mean_seconds": sum(seconds) / len(seconds),
         "calls": 0, "parts": nothing, "period": (), "step_is": "one call of LLM.generate of vLLM",
         "matmul_precision": None, "optimizers": [], "flags": [], "roots": facts["model"],
-        "identity": hashlib.sha256(identity.encode()).hexdigest(), "in_torch": False,
+        "identity": {"model": facts["model_digest"], "sources": {}}, "in_torch": False,
         "images": False, "generates": False, "kernels": (), "obstacle": "", "loader": {},
         "peak_bytes": 0, "main_thread": True, "checksum": [], "trace_file": None,
         "trace_obstacle": "engines of vLLM are not traced", "unaligned": "",
