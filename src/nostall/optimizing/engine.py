@@ -250,7 +250,8 @@ class EngineJob:
         self._have(arm, STARTS)
         proof = self._prove(base, arm, STARTS)
         outcome, reason = self._outcome(proof)
-        return Attempt(level, outcome, f"{reason}; {tokens}", CLASSES[1], proof)
+        ready = self.runs[arm][-1]["ready_seconds"]
+        return Attempt(level, outcome, f"{reason}; {tokens}", CLASSES[1], proof, ready)
 
     def _together(self) -> None:
         """Measure all kept changes beside the original, in more starts if time is left."""

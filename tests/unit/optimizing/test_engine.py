@@ -38,6 +38,7 @@ def engine(**changes: Any) -> dict[str, Any]:
         "backend": None, "eager": False, "async_scheduling": False, "prefix_caching": False,
         "most_sequences": 8, "most_batched": 4096, "largest_graph": 0, "cache_tokens": 10_000,
         "speculates": False, "given": {"async_scheduling": False}, "call": 0, "call_seconds": 1.0,
+        "ready_seconds": 20.0,
         "sequences": 32, "prompt_tokens": 3200, "output_tokens": 320, "tokens": [1, 2],
         "reads": 1000.0, "reads_once": 600.0, "prompts": "ab", "problem": "",
         "samples": [[1.0, 320], [1.01, 320], [0.99, 320]],

@@ -65,6 +65,8 @@ class Engines:
         self.session, self.settings = session, settings
         self.calls, self.seconds, self.given = 0, 0.0, dict[str, Any]()
         self._inside = self._is_over = False
+        self._began, self.ready_seconds = _clock(), 0.0
+        """Until the first call: imports, the model, compilation."""
         self._longest: _Made | None = None
 
     def change_arguments(self, module: ModuleType) -> None:
@@ -115,6 +117,7 @@ class Engines:
             if self._inside or self._is_over:
                 return function(llm, *args, **kwargs)
             self._inside, began = True, _clock()
+            self.ready_seconds = self.ready_seconds or began - self._began
             try:
                 result = function(llm, *args, **kwargs)
                 seconds = _clock() - began
@@ -154,8 +157,11 @@ class Engines:
         )
 
     def _measure(self, made: _Made) -> None:
-        facts = {**_engine_facts(made.llm), "given": self.given, "call": made.number,
-                 "call_seconds": made.seconds, **_call_facts(made.result)}  # fmt: skip
+        facts = {
+            **_engine_facts(made.llm), "given": self.given, "call": made.number,
+            "ready_seconds": self.ready_seconds, "call_seconds": made.seconds,
+            **_call_facts(made.result),
+        }  # fmt: skip
         samples: list[tuple[float, int]] = []
         check, problem = None, _obstacle(made)
         if not (problem or self.session.settings["trace"]):  # which is set by --dry-run
