@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from nostall.attach.program.engines import decode_reads
 from nostall.attach.program.machine import cpu_name
 from nostall.attach.program.start import VARIABLE
+from nostall.attach.vllm.calls import decode_reads
 from nostall.core.errors import BadInput
 from nostall.optimizing import job
 from nostall.optimizing.bundle import bundle_environment, read_bundle, write_bundle

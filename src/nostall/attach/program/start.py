@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from nostall.attach.import_hooks import AfterImport, quietly
-from nostall.attach.program.engines import Engines
 from nostall.attach.program.session import Applied, Session
 from nostall.attach.program.sources import PROFILER_STEP, Sources
+from nostall.attach.vllm.calls import Engines
 
 VARIABLE = "NOSTALL_PROGRAM"
 """Environment variable: settings as JSON, set by ``nostall optimize`` and ``nostall apply``."""
