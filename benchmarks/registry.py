@@ -357,6 +357,12 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How fast are whole programs as written, with their best settings, and with a bundle?",
          "programs_h200.json programs_h200_cut.json", "optimize.md",
          module="optimizing.whole_programs"),
+    _row("optimizing.losses", "GPU",
+         "Are losses of 200 steps with the kept changes within the band of moved originals?",
+         module="optimizing.losses"),
+    _row("optimizing.vllm", "GPU",
+         "How fast is a program around vLLM's LLM as written, and with a bundle?",
+         module="optimizing.vllm_programs"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
          "fuzz fuzz_more"),

@@ -14,12 +14,15 @@ from typing import Any
 from benchmarks.harness.markdown import PAGES, wrapped
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render_page
+from benchmarks.optimizing import losses
 from benchmarks.optimizing.whole_programs import AS_WRITTEN, BEST, BUNDLE, MODES
 
 PAGE = PAGES / "optimize.md"
 FILE = results("optimizing") / "programs_h200.json"
 CUT = results("optimizing") / "programs_h200_cut.json"
 """A run that was too short for its programs."""
+LOSSES = results("optimizing") / "losses_h200.json"
+VLLM = results("optimizing") / "vllm_h200.json"
 _HALVES = {"developed": "developed", "held_out": "held out"}
 
 Row = Mapping[str, Any]
@@ -47,6 +50,8 @@ def text() -> str:
         "untried": _untried(rows), "bounds": _bounds(rows),
         "lines": "5 to 50 steps each", "times": [_times(name, row) for name, row in rows.items()],
         "commands": _commands(rows), "cut": CUT, "cut_seconds": _cut_seconds(),
+        "losses": list(_losses()), "losses_file": LOSSES, "engines": list(_engines()),
+        "engines_file": VLLM,
     }  # fmt: skip
     return render_page(__file__, PAGE, values)
 
@@ -89,6 +94,23 @@ def shipped(row: Row, over: str) -> Ratio | None:
 
 def _ratio(found: Row | None) -> Ratio | None:
     return None if found is None else (found["ratio"], *found["interval"])
+
+
+def _losses() -> Iterator[tuple[str, ...]]:
+    """Programs, their changes, and their losses beside those of moved originals."""
+    rows = load(LOSSES)["programs"] if LOSSES.exists() else {}
+    for name, row in rows.items():
+        changes = ", ".join(change["name"] for change in row.get("changes", ())) or "–"
+        repeats = {True: "yes", False: "no", None: "–"}[row.get("original_repeats")]
+        yield f"`{name}`", changes, losses.line(row), repeats
+
+
+def _engines() -> Iterator[tuple[str, ...]]:
+    """Workloads of vLLM and what was tried on each."""
+    rows = load(VLLM)["programs"] if VLLM.exists() else {}
+    for name, row in rows.items():
+        for attempt in row["optimize"].get("attempts", []):
+            yield f"`{name}`", attempt["change"]["name"], attempt["outcome"], attempt["reason"]
 
 
 def _shown(ratio: Ratio | None) -> str:
@@ -195,11 +217,17 @@ def _bounds(rows: Mapping[str, Row]) -> str:
         if level["change"]
     ]  # fmt: skip
     bounded = sum(level["bound"] is not None for level in tried)
-    return wrapped(
-        f"{bounded} of {len(tried)} changes had a bound of their gain. On GPUs a bound comes from "
-        "a trace, which only `--dry-run` takes; here no program was traced, so no bound could be "
-        "held or broken."
-    )
+    broken = [
+        f"`{name}`: {note}" for name, row in rows.items()
+        for note in row["optimize"].get("notes", []) if "above its bound" in note
+    ]  # fmt: skip
+    text = f"{bounded} of {len(tried)} changes had a bound of their gain. On GPUs a bound comes "
+    text += "from a trace of the original after all attempts. "
+    if not bounded:
+        text += "The programs were not traced in these runs, so no bound could be held or broken."
+    else:
+        text += f"Kept gains above their bound: {'; '.join(broken) or 'none'}."
+    return wrapped(text)
 
 
 def _times(name: str, row: Row) -> dict[str, Any]:

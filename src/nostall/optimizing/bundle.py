@@ -22,6 +22,7 @@ from nostall.core.errors import BadInput, MissingPart
 from nostall.core.files.atomic import create_folder, write_text_atomically
 from nostall.core.launch import StrictModel
 from nostall.core.validation import dump_json, explain, load_json
+from nostall.optimizing.engine import ARGUMENT, KIND, argument
 from nostall.optimizing.program import program_environment
 from nostall.optimizing.proof import Proof
 from nostall.optimizing.result import Result
@@ -37,9 +38,9 @@ _GIVEN = {"name", "kind", "value", "result_class"}
 VALUES: Mapping[str, tuple[str, ...]] = {
     "compile": ("inductor", "reduce-overhead", "nostall"), "optimizer": ("fused", "foreach"),
     "memory_format": ("channels_last",), "matmul_precision": ("high",), "generation": ("static",),
-    "native": ("store",),
+    "native": ("store",), KIND: ("argument=value",),
 }  # fmt: skip
-"""Values of each kind of change."""
+"""Values of each kind of change; of engines only their form."""
 
 
 class BundledChange(StrictModel):
@@ -47,7 +48,13 @@ class BundledChange(StrictModel):
 
     name: str
     kind: Literal[
-        "compile", "optimizer", "memory_format", "matmul_precision", "generation", "native"
+        "compile",
+        "optimizer",
+        "memory_format",
+        "matmul_precision",
+        "generation",
+        "native",
+        "engine",
     ]
     value: str
     """One of :data:`VALUES`."""
@@ -60,7 +67,8 @@ class BundledChange(StrictModel):
 
     @model_validator(mode="after")
     def _check_value(self) -> BundledChange:
-        if self.value not in VALUES[self.kind]:
+        is_known = self.value in VALUES[self.kind]
+        if not (ARGUMENT.fullmatch(self.value) if self.kind == KIND else is_known):
             raise ValueError(
                 f"{self.value[:40]!r} is no value of {self.kind!r}; those are "
                 f"{', '.join(VALUES[self.kind])}"
@@ -86,6 +94,10 @@ class Machine(StrictModel):
     nostall: str
     transformers: str | None = None
     """Of a change of its ``generate``; None without one."""
+    vllm: str | None = None
+    """Of changes of its engines; None without one."""
+    model: Sha256 | None = None
+    """Of the configuration of the model in these engines."""
 
 
 class Bundle(StrictModel):
@@ -125,7 +137,9 @@ def write_bundle(result: Result, path: Path) -> Path:
     raw = result.facts.raw if result.facts else {}
     is_generation = any(change.get("kind") == "generation" for change in changes)
     machine = {**result.machine, "nostall": __version__,
-               "transformers": raw.get("transformers") if is_generation else None}  # fmt: skip
+               "transformers": raw.get("transformers") if is_generation else None,
+               "vllm": raw.get("engine", {}).get("vllm"),
+               "model": raw.get("engine", {}).get("model_digest")}  # fmt: skip
     null = result.together.comparison.null_low, result.together.comparison.null_high
     bundle = Bundle.model_validate({
         "command": tuple(result.command), "step": result.step, "changes": tuple(changes),
@@ -242,6 +256,11 @@ def bundle_environment(
         "machine": json.loads(machine.model_dump_json()),
         "changes": [c.model_dump(include=_GIVEN) for c in bundle.changes],
     }
+    if engine := [change for change in bundle.changes if change.kind == KIND]:
+        settings["engine"] = {"arguments": dict(argument(change.value) for change in engine),
+                              "applied": [change.name for change in engine],
+                              "vllm": bundle.machine.vllm,
+                              "model": bundle.machine.model}  # fmt: skip
     return program_environment({k: v for k, v in inherited.items() if k != VARIABLE}, settings)
 
 

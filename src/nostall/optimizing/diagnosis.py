@@ -20,6 +20,7 @@ MIN_STEPS = 10
 """Watched steps that a certificate needs."""
 MUCH_IDLE = 0.3
 """The same from which they are tried before `torch.compile` alone."""
+RANKS = "ranks wait for each other in what a change does not touch"
 STATIC = "static cache"
 GRAPHS = "CUDA graphs"
 NOSTALL = "back end nostall"
@@ -83,6 +84,8 @@ class Facts:
         of all parts, does not lower it.  Work of a GPU overlaps the host's, so that its bound is
         the step over what the device must still do, which a trace shows.
         """
+        if self.raw["world"] > 1:
+            return None
         if self.raw["cuda"]:
             left = None if self.no_bound(*parts) else self.left(*parts)
             return None if left is None else max(1.0, self.step_seconds / left)
@@ -104,6 +107,8 @@ class Facts:
     def no_bound(self, *parts: str) -> str:
         """Why no bound can be given on a GPU; empty if one can."""
         trace = self.raw["trace"]
+        if self.raw["world"] > 1:  # a wait gets shorter, too, if the other rank gets faster
+            return RANKS
         if "busy" not in trace:
             return str(trace["obstacle"])
         if self.varied:
@@ -217,6 +222,7 @@ def _level(facts: Facts, name: str, kind: str, value: str, **fields: Any) -> Lev
         bound=bound,
         reason=(
             _device_reason(facts, parts) if cuda
+            else f"no bound: {RANKS}" if facts.raw["world"] > 1
             else "no bound: nothing outside of it was seen" if bound is None
             else f"100% / {100 / bound:.3g}%: so much of a step or more is outside of {words} in "
             f"three of four steps (median {1 - facts.share(*parts):.1%})"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,17 @@ from nostall.optimizing.diagnosis import (
     diagnose,
 )  # fmt: skip
 from nostall.optimizing.earlier import Earlier, command_files
+from nostall.optimizing.ending import INTERRUPTED, explain_end, note_end
+from nostall.optimizing.engine import EngineJob
 from nostall.optimizing.numerics import CHANGES_NUMBERS, with_numerics
-from nostall.optimizing.program import SCRATCH, Program, ProgramEnded, TimeIsUp, written_files
+from nostall.optimizing.program import (
+    SCRATCH,
+    Event,
+    Program,
+    ProgramEnded,
+    TimeIsUp,
+    written_files,
+)
 from nostall.optimizing.proof import Proof, block_order, prove
 from nostall.optimizing.recording import (
     Entry,
@@ -40,10 +51,11 @@ BLOCK_SECONDS = 0.25
 MIN_ROUNDS, MAX_ROUNDS = 8, 16
 MAX_BLOCK_STEPS = 200
 WARM_SECONDS, WARM_STEPS = 180.0, 400
+TRACE_SECONDS = 30.0
+"""For the traced steps after all attempts."""
 DECIDED_SECONDS = 200.0
 """The back end nostall compares versions meanwhile; measured so far were 30 to 186 s (H200)."""
 REPLAYED = "replayed from a recording: nothing was run; times are of the recorded device,"
-INTERRUPTED = "interrupted: what was proven before is kept"
 Say = Callable[[str], None]
 
 
@@ -69,7 +81,8 @@ class Options:
         """Settings of the half inside the program."""
         names = ("step", "watch_steps", "watch_seconds")
         # Steps are not measured behind a profile: launches can stay slower.
-        return {**{name: getattr(self, name) for name in names}, "trace": self.dry_run}
+        given = {name: getattr(self, name) for name in names}
+        return {**given, "trace": self.dry_run, "engine": {"runs_on": self.run_to_end}}
 
 
 @contextmanager
@@ -107,6 +120,8 @@ def optimize(
         events = program.events
         job = _Job(_recorded(program, starts), options, say, result)
         job.save, job.earlier = save, earlier
+        job.files = lambda: written_files(program, own)
+        job.start = partial(_start, program, command, options, starts)
         try:
             job.run()
             program.end(exits=not options.run_to_end)
@@ -115,22 +130,40 @@ def optimize(
             result.notes.append(INTERRUPTED)
             program.end(exits=True)
         except ProgramEnded as end:
-            _explain_end(program, end, options, result)
+            explain_end(program, end, result, runs_on=options.run_to_end, step=options.step)
         except TimeIsUp:
             result.limit = _limit(options)
             result.notes.append(_time_is_up(options))
             program.end(exits=not options.run_to_end)
         result.exit_code = program.exit_code
         result.files = written_files(program, own)
-        _note_end(program, result)
+        note_end(program, result)
     _settle(result)
-    if result.kept and (options.again or any(SCRATCH in word for word in command)):
+    is_again = options.again or any(SCRATCH in word for word in command)
+    if result.kept and is_again and not _has_engine(result):
         say("second start")
         with Program(command, options.settings, options.quiet_output) as program:
             _confirm(_recorded(program, starts), options, say, result)
             program.end(exits=True)
     _forget_kernels(result, events)
     return result
+
+
+def _has_engine(result: Result) -> bool:
+    return result.facts is not None and "engine" in result.facts.raw
+
+
+def _start(
+    first: Program, command: Sequence[str], options: Options, starts: list[list[Entry]],
+    settings: Mapping[str, Any], until: float,
+) -> Event:  # fmt: skip
+    """What a new start shows with other settings of its engines; ``first`` leaves the GPU to it."""
+    first.end(exits=True)
+    given = {**options.settings, "engine": settings}
+    with Program(command, given, options.quiet_output) as program:
+        event = _recorded(program, starts).wait_watched(until, settings)
+        program.end(exits=True)
+    return event
 
 
 def _forget_kernels(result: Result, events: Sequence[Mapping[str, Any]]) -> None:
@@ -185,6 +218,8 @@ def replay(recording: Recording, say: Say) -> Result:
         job = _Job(first, options, say, result)
         levels = recording.result["levels"]
         job.plan = {level["name"]: level["minutes"] for level in levels}
+        later = iter(others)
+        job.start = lambda settings, until: next(later, Replayed(())).wait_watched(until, settings)
         try:
             job.run()
         except TimeIsUp:
@@ -193,7 +228,7 @@ def replay(recording: Recording, say: Say) -> Result:
         except (ProgramEnded, RecordingEnds):  # the recorded notes say why
             pass
         _settle(result)
-        for start in others[:1] if result.kept else ():
+        for start in others[:1] if result.kept and not _has_engine(result) else ():
             _confirm(start, options, say, result)
         for start in (first, *others):
             start.check_end()
@@ -246,6 +281,9 @@ class _Job:
         self.facts: Facts
         self.save: Callable[[Result], None] = lambda _: None
         self.earlier: Earlier | None = None
+        self.files: Callable[[], list[str]] = lambda: result.files
+        self.start: Callable[[Mapping[str, Any], float], Event]
+        """Starts the program with settings of its engines; what it shows."""
         self.changes: list[Mapping[str, str]] = []
         self.plan: Mapping[str, float] = {}
         """Levels of a recorded run in their order, with the minutes that were expected."""
@@ -270,8 +308,19 @@ class _Job:
             self.result.notes.append("steps run in a thread: only it ends at the last step")
 
     def run(self) -> None:
-        """All stages."""
+        """All stages; then the bounds of what was tried, also if the time is up."""
+        try:
+            self._stages()
+        except TimeIsUp:
+            self._bound_afterwards()
+            raise
+        self._bound_afterwards()
+
+    def _stages(self) -> None:
         self.watch()
+        if "engine" in self.facts.raw:
+            self._run_engines()
+            return
         self.result.levels = diagnose(self.facts)
         if self.options.allow_numerics:
             self.result.levels = with_numerics(self.result.levels, self.facts)
@@ -302,6 +351,42 @@ class _Job:
                     f"{attempt.level.name} changes numbers, as --allow-numerics permits: its "
                     "results were not compared with the original's"
                 )
+
+    def _bound_afterwards(self) -> None:
+        """Trace the original and bound what was tried; not before, as later steps stay slower."""
+        result, raw = self.result, self.facts.raw
+        if not raw["cuda"] or self.options.run_to_end or not result.attempts or "engine" in raw:
+            return
+        try:
+            until = self.program.clock() + TRACE_SECONDS
+            trace = self.program.ask(until, do="trace", changes=self.changes)[-1]["trace"]
+        except (ProgramEnded, TimeIsUp, RecordingEnds):  # recordings of earlier versions end here
+            return
+        known = {**raw, "trace": trace, "mean_seconds": self.step_seconds}
+        found = {level.name: level for level in diagnose(Facts(known)) if level.change}
+        result.facts = Facts({**raw, "trace": trace})
+        result.levels = [_with_bound(level, found.get(level.name)) for level in result.levels]
+        gain = 1.0
+        for attempt in result.kept:
+            c = attempt.proof and attempt.proof.comparison
+            bound = bound_over(gain, found.get(attempt.level.name, attempt.level).bound)
+            if c and bound is not None and c.low > bound:
+                result.notes.append(
+                    f"{attempt.level.name} gains {interval(c)}, above its bound {bound:.3f}: one "
+                    "of them is wrong, an error of nostall; please report this with result.json"
+                )
+            gain *= c.ratio if c else 1.0
+
+    def _run_engines(self) -> None:
+        """The stages of a program around vLLM."""
+        self.result.files = self.files()
+        engines = EngineJob(
+            self.facts, self.result, self.options, self.say, self.start, self.program.clock,
+            self.until,
+        )  # fmt: skip
+        if not self.options.dry_run:
+            self._take_earlier()
+            engines.run(self.save)
 
     def _take_earlier(self) -> None:
         """Add the attempts of the earlier run; their gains hold where it was measured."""
@@ -336,7 +421,8 @@ class _Job:
         change = level.change
         assert change is not None
         self.changes.append(change)
-        if level.bound is not None and level.bound < 1.0 + (NO_GAIN - 1.0) / 5:
+        bound = bound_over(self._gain(), level.bound)
+        if bound is not None and bound < 1.0 + (NO_GAIN - 1.0) / 5:
             return Attempt(level, "dropped", "its bound is below 1.01", level.result_class)
         self.say(f"{level.name}: checking results on copies")
         kept = [a.level.name for a in self.result.kept]
@@ -355,10 +441,15 @@ class _Job:
         if failures:
             reason = f"it fails in a step: {failures[0]}"
             return Attempt(level, "refused", reason, done["result_class"], kernels=kernels)
-        proof = self._compare(kept, [*before, level.name], level.bound)
+        proof = self._compare(kept, [*before, level.name], bound)
         outcome, reason = _outcome(proof)
         reason += _gains(kernels)
         return Attempt(level, outcome, reason, done["result_class"], proof, warm, kernels)
+
+    def _gain(self) -> float:
+        """How much faster the kept changes are, each measured on top of those before."""
+        proofs = [attempt.proof for attempt in self.result.kept]
+        return math.prod(p.comparison.ratio for p in proofs if p and p.comparison)
 
     def _together(self) -> None:
         """Measure all kept changes beside the original; keep them only if they still gain."""
@@ -427,6 +518,23 @@ class _Job:
         self.save(self.result)
 
 
+def bound_over(gain: float, bound: float | None) -> float | None:
+    """The bound of a change beside a program that others made ``gain`` times as fast.
+
+    The change takes away the same seconds, which are a larger share of a shorter step.  None if
+    nothing would be left.
+    """
+    left = 0.0 if bound is None else 1 - gain * (1 - 1 / bound)
+    return 1 / left if left > 0 else None
+
+
+def _with_bound(level: Level, found: Level | None) -> Level:
+    """The level with share, bound and reason of ``found``."""
+    if found is None or not level.change or level.bound is not None:
+        return level
+    return replace(level, share=found.share, bound=found.bound, reason=found.reason)
+
+
 def _as_planned(levels: Sequence[Level], plan: Mapping[str, float]) -> list[Level]:
     """The levels of ``plan``, in its order and with its minutes: another version tried these."""
     known = {level.name: level for level in levels}
@@ -473,56 +581,3 @@ def _confirm(program: Recorder | Replayed, options: Options, say: Say, result: R
         return
     if not result.again.faster:
         _drop(result, f"second start: {_outcome(result.again)[1]}")
-
-
-def _explain_end(program: Program, end: ProgramEnded, options: Options, result: Result) -> None:
-    """Say why there is nothing, or not everything, if the program ended by itself."""
-    if program.exit_code == 128 + signal.SIGINT:  # Ctrl-C, which the terminal gave the program
-        result.interrupted = True
-        result.notes.append(INTERRUPTED)
-        return
-    if program.process.poll() is None:  # nostall's half stopped; the program runs on
-        result.notes.append(str(end))
-        program.process.wait() if options.run_to_end else program.end(exits=True)
-        return
-    steps = max((e["steps"] for e in program.events if e["event"] == "exit"), default=0)
-    unclear = next((e["reason"] for e in program.events if e["event"] == "no step"), "")
-    if not program.events:
-        reason = (
-            "no Python process of the program was watched: it runs no Python, one without nostall, "
-            "or one with -I, -E or -S, which leave nostall's start-up module out"
-        )
-    elif result.facts is not None:
-        reason = "the program ended before all levels were tried; a longer run shows more"
-    elif steps:
-        reason = f"the program ended after {steps} steps; at least 10 are needed, give it more"
-    elif options.step:
-        reason = (
-            f"--step {options.step} was never called: name a module that the program imports and "
-            "a function in it; functions of the script itself are not found"
-        )
-    else:
-        reason = "no step was seen: " + (
-            unclear
-            or "no optimiser, profiler or module was called in eager mode; "
-            "name the function that ends a step with --step module:function"
-        )
-    result.notes.append(reason)
-
-
-def _note_end(program: Program, result: Result) -> None:
-    code = program.process.returncode
-    if program.was_killed:
-        result.notes.append(
-            "the program outlived its last step by 10 s (a thread, a child, `except:` or a "
-            "compilation), so its process group was ended"
-        )
-    elif code and not result.interrupted:
-        after = " after its last step" if program.was_ended else ""
-        result.notes.append(f"the program ended with exit code {code}{after}")
-    if result.files and program.was_ended:
-        more = f" and {len(result.files) - 1} more" if len(result.files) > 1 else ""
-        result.notes.append(
-            "the program was ended before its own end; these files changed while it ran, and are "
-            f"incomplete if it wrote them: {result.files[0]}{more}"
-        )

@@ -107,9 +107,10 @@ class Program:
         """Ranks of the job."""
         return next((e["world"] for e in self.events if e["event"] == "watched"), 1)
 
-    def wait_watched(self) -> Event:
+    def wait_watched(self, until: float = math.inf) -> Event:
         """The event ``watched`` of rank 0, once all ranks have one; raises ProgramEnded.
 
+        Raises :class:`TimeIsUp` at ``until`` (of ``time.monotonic``).
         Its key ``trace`` has what the traced steps show: the file of the trace ends with the run.
         """
         for _ in self._rounds():
@@ -117,6 +118,8 @@ class Program:
             if 0 in watched and len(watched) >= watched[0]["world"]:
                 self.pid = watched[0]["process"]
                 return {**watched[0], "trace": traced(watched[0])}
+            if time.monotonic() > until:
+                raise TimeIsUp
         raise AssertionError("the rounds end with an error")
 
     def ask(self, until: float, **order: Any) -> list[Event]:
@@ -129,7 +132,8 @@ class Program:
             answers = [e for e in self.events if e.get("order") == number]
             done = [e for e in answers if e["event"] == "done"]
             if {e["process"] for e in done} >= {self.pid} and len(done) >= self.world:
-                return [e for e in answers if e["process"] == self.pid]
+                own = [e for e in answers if e["process"] == self.pid]
+                return [{**e, "trace": traced(e)} if "trace_file" in e else e for e in own]
             if time.monotonic() > until:
                 raise TimeIsUp
         raise AssertionError("the rounds end with an error")

@@ -93,11 +93,22 @@ class Recorder:
         self.entries.append(Entry(what="clock", answer=now))
         return now
 
-    def wait_watched(self) -> Event:
-        """As the program's, with what its trace shows, because the trace is not kept."""
-        event = self.program.wait_watched()
+    def wait_watched(
+        self, until: float = math.inf, settings: Mapping[str, Any] | None = None
+    ) -> Event:
+        """As the program's, which was started with ``settings`` of its engines.
+
+        With what its trace shows, because the trace is not kept.
+        """
+        question = _plain(settings)
+        try:
+            event = self.program.wait_watched(until)
+        except (TimeIsUp, ProgramEnded) as end:
+            reason = "time" if isinstance(end, TimeIsUp) else str(end)
+            self.entries.append(Entry(what="watched", question=question, ended=reason))
+            raise
         event = {**event, "trace": traced(event)}
-        self.entries.append(Entry(what="watched", answer=event))
+        self.entries.append(Entry(what="watched", question=question, answer=event))
         return event
 
     def ranks_agree(self, number: int | None = None) -> bool:
@@ -131,9 +142,11 @@ class Replayed:
         """The recorded seconds."""
         return float(self._next("clock", None).answer)
 
-    def wait_watched(self) -> Event:
-        """The recorded event."""
-        event: Event = self._next("watched", None).answer
+    def wait_watched(
+        self, until: float = math.inf, settings: Mapping[str, Any] | None = None
+    ) -> Event:
+        """The recorded event, or the recorded end."""
+        event: Event = self._answer("watched", _plain(settings))
         return event
 
     def ranks_agree(self, number: int | None = None) -> bool:
@@ -143,12 +156,7 @@ class Replayed:
     def ask(self, until: float, **order: Any) -> list[Event]:
         """The recorded events, or the recorded end."""
         self.orders += 1
-        entry = self._next("ask", _plain(order))
-        if entry.ended == "time":
-            raise TimeIsUp
-        if entry.ended is not None:
-            raise ProgramEnded(entry.ended)
-        return list(entry.answer)
+        return list(self._answer("ask", _plain(order)))
 
     def check_end(self) -> None:
         """Raises :class:`BadInput` if answers are left to which the job has no question."""
@@ -157,6 +165,14 @@ class Replayed:
                 f"--replay: the job asks nothing after entry {self.position} of the recording, and "
                 f"{left} more follow: the recording was changed, or made by another version"
             )
+
+    def _answer(self, what: str, question: Any) -> Any:
+        entry = self._next(what, question)
+        if entry.ended == "time":
+            raise TimeIsUp
+        if entry.ended is not None:
+            raise ProgramEnded(entry.ended)
+        return entry.answer
 
     def _next(self, what: str, question: Any) -> Entry:
         if self.position == len(self.entries):

@@ -341,3 +341,11 @@ def test_an_original_that_differs_from_itself_is_flagged(tmp_path: Path) -> None
     drifting.attempts[0] = replace(attempt, proof=proof)
     page = write_page(drifting, tmp_path / "b.html").read_text("utf-8")
     assert "0.494 to 0.923, without 1" in page and "the original differs from itself" in page
+
+
+def test_ranks_have_no_bounds() -> None:
+    """The wait for another rank lies outside of the optimiser, and gets shorter with it."""
+    found = facts(world=2)
+    assert set(bounds(found).values()) == {None} and not certificate(found, diagnose(found))
+    reasons = {level.name: level.reason for level in diagnose(found)}
+    assert "ranks wait for each other" in reasons["fused optimiser"]

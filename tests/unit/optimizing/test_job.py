@@ -25,11 +25,12 @@ class Answers:
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw, self.orders, self.asked = raw, 0, list[tuple[str, tuple[str, ...]]]()
+        self.trace: Mapping[str, Any] = {"obstacle": "the program has a profiler of its own"}
 
     def clock(self) -> float:
         return 0.0
 
-    def wait_watched(self) -> Mapping[str, Any]:
+    def wait_watched(self, until: float = 0.0) -> Mapping[str, Any]:
         return self.raw
 
     def ranks_agree(self, number: int | None = None) -> bool:
@@ -37,6 +38,8 @@ class Answers:
 
     def ask(self, until: float, **order: Any) -> list[Mapping[str, Any]]:
         self.orders += 1
+        if order["do"] == "trace":
+            return [{"event": "done", "trace": self.trace}]
         names = [order["name"]] if order["do"] == "check" else order.get("arm", order.get("arms"))
         self.asked.append((order["do"], tuple(map(str, names))))
         if order["do"] == "check":
@@ -100,6 +103,41 @@ def test_numbers_change_only_if_it_is_allowed() -> None:
     assert "TF32" not in [attempt.level.name for attempt in result.attempts]
     result, _, _ = run(raw, minutes=1e6, allow_numerics=True)
     assert result.attempts[-1].level.name == "TF32"
+
+
+def traced_afterwards(without_both: float) -> Result:
+    """A run on a GPU whose trace after all attempts leaves so much of a step of one second."""
+    result = Result(["python"])
+    program = Answers({**facts(flags=["fused"], cuda=True).raw, "main_thread": True})
+    program.trace = {
+        "obstacle": "", "steps": 3, "step": 1.1, "busy": 0.9, "pointwise": 0.1, "optimizer": 0.3,
+        "without_compile": without_both, "without_optimizer": 0.6, "without_both": without_both,
+    }  # fmt: skip
+    job._Job(program, job.Options(minutes=1e6), lambda line: None, result).run()  # type: ignore[arg-type]
+    return result
+
+
+def test_bounds_follow_from_a_trace_after_all_attempts() -> None:
+    result = traced_afterwards(0.5)
+    levels = {level.name: level for level in result.levels}
+    assert levels["torch.compile"].bound == pytest.approx(2.0, rel=0.02)
+    assert "idle" in levels["torch.compile"].reason
+    assert next(level.name for level in result.levels if level.change) == "CUDA graphs"
+    assert not any("error of nostall" in note for note in result.notes)
+
+
+def test_a_gain_above_its_bound_is_reported_as_an_error() -> None:
+    result = traced_afterwards(0.9)
+    assert any(
+        note.startswith("torch.compile gains 1.29") and "error of nostall" in note
+        for note in result.notes
+    )
+
+
+def test_a_bound_beside_other_changes_is_of_the_shorter_step() -> None:
+    assert job.bound_over(1.0, 1.25) == pytest.approx(1.25)
+    assert job.bound_over(2.0, 1.25) == pytest.approx(1 / 0.6)
+    assert job.bound_over(6.0, 1.25) is None and job.bound_over(2.0, None) is None
 
 
 def test_files_of_a_command_are_compared_by_content(tmp_path: Path) -> None:

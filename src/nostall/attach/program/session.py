@@ -263,8 +263,8 @@ class Session:
         """Trace the steps that follow; a reason if that is not done."""
         if not self._facts_known["cuda"]:
             return "only steps on GPUs are traced"
-        if not self.settings.get("trace"):
-            return "steps are traced with --dry-run only, because later steps stay slower"
+        if not (self.settings.get("trace") or self._current):
+            return "steps are traced after all attempts, because later steps stay slower"
         if self._facts_known["rank"]:
             return "rank 0 is traced"
         if reason := trace_obstacle():
@@ -299,6 +299,9 @@ class Session:
 
     def _emit_watched(self, **trace: str) -> None:
         known = {"trace_file": None, "trace_obstacle": "", "unaligned": "", **trace}
+        if self._current:  # the order of a trace
+            self._finish(**known)
+            return
         self.channel.emit("watched", **self._facts_known, **known)
 
     def _facts(self, kept: Sequence[tuple[int, float, dict[str, float]]]) -> dict[str, Any]:
@@ -393,6 +396,10 @@ class Session:
                 self._apply(order["arm"])
                 self.kernels.describe(order["seconds"])
             self._captures, self._order, self._capture_until = {}, order, now + 60.0
+        elif what == "trace":
+            self._apply(())
+            if reason := self._start_trace():
+                self._emit_watched(trace_obstacle=reason)
         elif what == "warm":
             self._make(order)
             self._apply(order["arm"])
@@ -473,8 +480,6 @@ class Session:
 
     def _end(self, order: Mapping[str, Any]) -> None:
         self._ended = True
-        with contextlib.suppress(Exception):
-            self._stop_trace()
         self._take_back()
         self.channel.emit("ended", steps=self.steps, exits=order["exit"])
         if order["exit"]:
@@ -489,15 +494,13 @@ class Session:
 
     def _give_up(self, reason: str) -> None:
         self._gave_up, self._watched, self._phase = True, None, None
-        with contextlib.suppress(Exception):
-            self._stop_trace()
         self._take_back()
         with contextlib.suppress(Exception):
             self.channel.emit("failed", reason=reason[:300])
 
     def _take_back(self) -> None:
         """All changes are off, and nothing is noted any more, whichever of these fails."""
-        parts = [change.off for change in self.changes.values()]
+        parts = [self._stop_trace, *(change.off for change in self.changes.values())]
         for part in (*parts, self._release, self.segments.remove, self.kernels.remove):
             with contextlib.suppress(Exception):
                 part()

@@ -67,7 +67,7 @@ class Sources:
         """``step()`` of a profiler of the program has ended."""
         self._profiled += 1
         if self.kind == "optimizer" or (
-            self.kind != "profiler" and self._profiled <= PROFILER_PATIENCE and _has_optimizer()
+            self.kind != "profiler" and self._profiled <= PROFILER_PATIENCE and has_optimizer()
         ):
             return
         self._take("profiler", PROFILER_STEP)
@@ -89,7 +89,7 @@ class Sources:
         """Why no step was seen; empty where nothing was seen that could be one."""
         if self.session.steps or self.kind:
             return ""
-        if _has_optimizer():
+        if has_optimizer():
             return f"an optimiser was made and none stepped, or only in compiled code; {REMEDY}"
         return self.modules.doubt or self.modules.missing()
 
@@ -249,7 +249,7 @@ class OutermostCalls:
                 f"calls of {self._called()} do different work, as their lengths vary: set "
                 "min_new_tokens and max_new_tokens to one number"
             )
-        elif len(calls) >= MOST_CALLS and _has_optimizer():
+        elif len(calls) >= MOST_CALLS and has_optimizer():
             self.remove()
         elif len(calls) >= MOST_CALLS or (
             _clock() - self._began > DOUBT_SECONDS and len(calls) >= 2 * VARIED_CALLS
@@ -259,7 +259,7 @@ class OutermostCalls:
 
     def _accept(self, period: Period) -> bool:
         """Whether no optimiser and no module that was not called yet is to be waited for."""
-        if _has_optimizer():  # it is yet to step
+        if has_optimizer():  # it is yet to step
             self.borders.postpone()
             return False
         if _clock() - self._began > PATIENCE_SECONDS:
@@ -305,7 +305,8 @@ def _has_parameters(module: Any) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _has_optimizer() -> bool:
+def has_optimizer() -> bool:
+    """Whether the process has an optimiser of PyTorch."""
     torch = sys.modules["torch"]
     return any(issubclass(type(o), torch.optim.Optimizer) for o in gc.get_objects())
 

@@ -14,6 +14,7 @@ from typing import Any
 from nostall.attach.import_hooks import AfterImport, quietly
 from nostall.attach.program.session import Applied, Session
 from nostall.attach.program.sources import PROFILER_STEP, Sources
+from nostall.attach.vllm.calls import Engines
 
 VARIABLE = "NOSTALL_PROGRAM"
 """Environment variable: settings as JSON, set by ``nostall optimize`` and ``nostall apply``."""
@@ -25,16 +26,20 @@ def install() -> None:
     settings = json.loads(os.environ[VARIABLE])
     session = Applied(settings) if "changes" in settings else Session(settings)
     sources = Sources(session)
+    engines = Engines(session, settings.get("engine", {}))
     if not isinstance(session, Applied):
         session.channel.emit("start")
         os.register_at_fork(after_in_child=session.forget)
-        atexit.register(quietly, _PROBLEM, _tell_no_step, session, sources)
+        atexit.register(quietly, _PROBLEM, _tell_no_step, session, sources, engines)
     os.register_at_fork(after_in_child=sources.modules.remove)
     atexit.register(quietly, _PROBLEM, session.at_exit)
     hooks: dict[str, Callable[[ModuleType], None]] = {
         "torch.optim.optimizer": lambda module: _watch_optimizers(module, session, sources),
         "torch.amp.grad_scaler": lambda module: _watch_scaler(module, session, sources),
         "torch.utils.data.dataloader": session.segments.watch_loader,
+        # Workers of vLLM call modules in an engine's steps, which are none of the program.
+        "vllm.v1.worker.worker_base": lambda _: sources.modules.remove(),
+        "vllm.engine.arg_utils": engines.change_arguments,
     }
     if any(change["kind"] == "native" for change in settings.get("changes", [{"kind": "native"}])):
         hooks["triton.runtime.jit"] = session.kernels.install
@@ -43,6 +48,8 @@ def install() -> None:
         name, _, path = target.partition(":")
         hooks[name] = lambda module: _watch_function(module, path, session)
     else:
+        if not isinstance(session, Applied):
+            hooks["vllm.entrypoints.llm"] = engines.watch
         hooks["torch.profiler.profiler"] = lambda module: _watch_profiler(module, sources)
         # A bundle of other steps needs no calls, which stay as they are.
         if not ("changes" in settings and settings.get("step_is", "") in ("", PROFILER_STEP)):
@@ -51,8 +58,9 @@ def install() -> None:
     sys.meta_path.insert(0, AfterImport(hooks, _PROBLEM))
 
 
-def _tell_no_step(session: Session, sources: Sources) -> None:
-    if reason := sources.why_none() if "torch" in sys.modules else "":
+def _tell_no_step(session: Session, sources: Sources, engines: Engines) -> None:
+    reason = engines.why_none() or (sources.why_none() if "torch" in sys.modules else "")
+    if reason:
         session.channel.emit("no step", reason=reason)
 
 

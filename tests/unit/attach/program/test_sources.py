@@ -61,7 +61,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
         o for o in sources_module.gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)
     ]
     monkeypatch.setattr(
-        sources_module, "_has_optimizer", lambda: any(all(o is not k for k in optimizers)
+        sources_module, "has_optimizer", lambda: any(all(o is not k for k in optimizers)
         for o in sources_module.gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)),
     )  # fmt: skip
     program = Watched(tmp_path)

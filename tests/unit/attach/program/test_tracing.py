@@ -76,8 +76,14 @@ def test_nothing_is_traced_where_steps_are_measured_later(program: Program) -> N
     program.session.settings = {**program.session.settings, "trace": False}
     program.run(12)
     (watched,) = program.events("watched")
-    assert watched["trace_file"] is None and "--dry-run only" in watched["trace_obstacle"]
+    assert watched["trace_file"] is None and "after all attempts" in watched["trace_obstacle"]
     assert Options(dry_run=True).settings["trace"] and not Options().settings["trace"]
+    program.order(do="trace", changes=[])  # after all attempts
+    program.run(5)
+    (done,) = program.events("done")
+    names = [e["name"] for e in json.loads(Path(done["trace_file"]).read_text())["traceEvents"]]
+    assert len({n for n in names if n.startswith("ProfilerStep#")}) == session.TRACED
+    assert not torch._C._autograd._profiler_enabled() and len(program.events("watched")) == 1
 
 
 def test_the_end_stops_a_trace(program: Program) -> None:

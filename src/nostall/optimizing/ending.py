@@ -1,0 +1,69 @@
+"""How the program ended, in words for the user."""
+
+from __future__ import annotations
+
+import signal
+
+from nostall.optimizing.program import Program, ProgramEnded
+from nostall.optimizing.result import Result
+
+INTERRUPTED = "interrupted: what was proven before is kept"
+
+
+def explain_end(
+    program: Program, end: ProgramEnded, result: Result, *, runs_on: bool, step: str | None
+) -> None:
+    """Say why there is nothing, or not everything, if the program ended by itself.
+
+    ``runs_on``: it was to run to its end; ``step``: the function that ends a step, as given.
+    """
+    if program.exit_code == 128 + signal.SIGINT:  # Ctrl-C, which the terminal gave the program
+        result.interrupted = True
+        result.notes.append(INTERRUPTED)
+        return
+    if program.process.poll() is None:  # nostall's half stopped; the program runs on
+        result.notes.append(str(end))
+        program.process.wait() if runs_on else program.end(exits=True)
+        return
+    steps = max((e["steps"] for e in program.events if e["event"] == "exit"), default=0)
+    unclear = next((e["reason"] for e in program.events if e["event"] == "no step"), "")
+    if not program.events:
+        reason = (
+            "no Python process of the program was watched: it runs no Python, one without nostall, "
+            "or one with -I, -E or -S, which leave nostall's start-up module out"
+        )
+    elif result.facts is not None:
+        reason = "the program ended before all levels were tried; a longer run shows more"
+    elif steps:
+        reason = f"the program ended after {steps} steps; at least 10 are needed, give it more"
+    elif step:
+        reason = (
+            f"--step {step} was never called: name a module that the program imports and "
+            "a function in it; functions of the script itself are not found"
+        )
+    else:
+        reason = "no step was seen: " + (
+            unclear
+            or "no optimiser, profiler or module was called in eager mode; "
+            "name the function that ends a step with --step module:function"
+        )
+    result.notes.append(reason)
+
+
+def note_end(program: Program, result: Result) -> None:
+    """Say how the program ended, and which of its files may be incomplete."""
+    code = program.process.returncode
+    if program.was_killed:
+        result.notes.append(
+            "the program outlived its last step by 10 s (a thread, a child, `except:` or a "
+            "compilation), so its process group was ended"
+        )
+    elif code and not result.interrupted:
+        after = " after its last step" if program.was_ended else ""
+        result.notes.append(f"the program ended with exit code {code}{after}")
+    if result.files and program.was_ended:
+        more = f" and {len(result.files) - 1} more" if len(result.files) > 1 else ""
+        result.notes.append(
+            "the program was ended before its own end; these files changed while it ran, and are "
+            f"incomplete if it wrote them: {result.files[0]}{more}"
+        )
