@@ -35,7 +35,8 @@ _GIVEN = {"name", "kind", "value", "result_class"}
 
 
 VALUES: Mapping[str, tuple[str, ...]] = {
-    "compile": ("inductor", "reduce-overhead", "nostall"), "optimizer": ("fused", "foreach"),
+    "compile": ("inductor", "reduce-overhead", "nostall"),
+    "optimizer": ("fused", "foreach", "captured"),
     "memory_format": ("channels_last",), "matmul_precision": ("high",), "generation": ("static",),
     "native": ("store",),
 }  # fmt: skip

@@ -24,6 +24,10 @@ STATIC = "static cache"
 GRAPHS = "CUDA graphs"
 NOSTALL = "back end nostall"
 NATIVE = "native kernels"
+COMPILE = "torch.compile"
+INCLUDED = {GRAPHS: (COMPILE,), STATIC: (COMPILE, GRAPHS, NOSTALL)}
+"""What needs no attempt where another change is kept: graphs are of compiled code, and with a
+static cache transformers compiles the steps of its ``generate``."""
 SEARCH_SECONDS, SEARCH_SHARE = 90.0, 0.15
 """Most seconds of the searches of all kernels, and their share of the time for attempts."""
 KERNEL_SECONDS = 15.0
@@ -247,7 +251,7 @@ def _compile_levels(facts: Facts) -> list[Level]:
     # A module of PyTorch's own classes is not compiled by its method.
     line = "model = torch.compile(model{})" if facts.raw["in_torch"] else "model.compile({})"
     levels = [_level(
-        facts, "torch.compile", "compile", "inductor", minutes=0.5 if graphs_first else 1.5,
+        facts, COMPILE, "compile", "inductor", minutes=0.5 if graphs_first else 1.5,
         result_class=results,
         expected=EVIDENCE if cuda else "not measured on CPUs", line=_written(line, "", roots),
     )]  # fmt: skip
@@ -346,11 +350,12 @@ def _layout_levels(facts: Facts) -> list[Level]:
 
 def _optimizer_levels(facts: Facts) -> list[Level]:
     names = ", ".join(sorted(set(facts.raw["optimizers"]))) or "no optimiser"
-    classes = {"fused": "within rounding", "foreach": "bit-equal"}
+    classes = {"fused": "within rounding", "foreach": "bit-equal", "captured": "within rounding"}
+    lines = {"captured": "with torch.cuda.graph(graph): optimizer.step()  # then graph.replay()"}
     levels = [
         _level(
             facts, f"{flag} optimiser", "optimizer", flag, expected="not measured", minutes=0.3,
-            result_class=classes[flag], line=f"{names}(..., {flag}=True)",
+            result_class=classes[flag], line=lines.get(flag, f"{names}(..., {flag}=True)"),
         )
         for flag in facts.raw["flags"] or ["fused"]
     ]  # fmt: skip

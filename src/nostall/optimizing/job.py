@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pydantic import TypeAdapter
 
 from nostall.core.errors import BadInput
 from nostall.optimizing.diagnosis import (
+    INCLUDED,
     NO_GAIN,
     SEARCH_SECONDS,
     SEARCH_SHARE,
@@ -38,6 +40,10 @@ from nostall.optimizing.result import Attempt, Result, interval, one_after_the_o
 
 BLOCK_SECONDS = 0.25
 MIN_ROUNDS, MAX_ROUNDS = 8, 16
+CLEAR = 1.05
+"""Times the null's upper end from which the first rounds of blocks decide for a change."""
+SMALL_GAIN = 1.01
+"""Upper end of an interval below which the first rounds of blocks decide against a change."""
 MAX_BLOCK_STEPS = 200
 WARM_SECONDS, WARM_STEPS = 180.0, 400
 DECIDED_SECONDS = 200.0
@@ -61,6 +67,9 @@ class Options:
     watch_steps: int = 30
     watch_seconds: float = 3.0
     seed: int = 0
+    first_look: bool = True
+    """Let the first rounds decide where they are clear, and leave out what a kept change includes;
+    False for recordings of versions that did neither."""
     quiet_output: bool = False
     """Print what the program prints on standard error, so that standard output is the result."""
 
@@ -176,7 +185,8 @@ def replay(recording: Recording, say: Say) -> Result:
         known = NotDerived.model_validate(recording.result)
         if unknown := recording.options.keys() - asdict(Options()).keys():
             raise ValueError(f"unknown option {min(unknown)}")
-        options = TypeAdapter(Options).validate_python(recording.options)
+        given = {"first_look": False, **recording.options}
+        options = TypeAdapter(Options).validate_python(given)
         result = Result(
             known.command, options.step, command_files=known.command_files,
             files=known.files_written_while_watched, exit_code=known.program_exit_code,
@@ -290,6 +300,8 @@ class _Job:
         for level in self.result.levels:
             if level.change in self.changes:
                 continue
+            if self._is_included(level):
+                continue
             if level.change and not self._is_settled(level) and self._has_time(level):
                 attempt = self._attempt(level)
                 self._add(attempt)
@@ -320,9 +332,24 @@ class _Job:
         same = any(_same_place(attempt.level, level) for attempt in self.result.kept)
         return same and level.change is not None and level.change["kind"] == "optimizer"
 
+    def _is_included(self, level: Level) -> bool:
+        """Whether a kept change compiles already what a level would compile; a note says so."""
+        if not self.options.first_look or not level.change or level.change["kind"] != "compile":
+            return False
+        kept = [attempt.level.name for attempt in self.result.kept]
+        others = [name for name in kept if level.name in INCLUDED.get(name, ())]
+        if others:
+            self.result.notes.append(f"not tried: {level.name}, because {others[0]} includes it")
+        return bool(others)
+
     def _has_time(self, level: Level) -> bool:
-        """Whether a quarter of the expected time of a level is left; a note says if not."""
+        """Whether a quarter of the expected time of a level is left; a note says if not.
+
+        The time to measure all kept changes together is not counted as left.
+        """
         left = (self.until - self.program.clock()) / 60
+        if self.result.kept and self.options.first_look:
+            left -= 1.5 * MIN_ROUNDS * 3 * (BLOCK_SECONDS + self.step_seconds) / 60
         if left < level.minutes / 4:
             self.result.limit = _limit(self.options)
             self.result.notes.append(
@@ -389,13 +416,19 @@ class _Job:
     ) -> Proof:
         steps, rounds = self._plan()
         order = block_order(rounds, self.options.seed + self.program.orders)
-        self.say(f"{', '.join(changed)}: {len(order)} interleaved blocks of {steps} steps")
-        events = self._ask(
-            do="blocks", arms=[original, changed, original], blocks=order, steps=steps,
-            each=self.facts.varied,
-        )  # fmt: skip
-        blocks = [event for event in events if event["event"] == "block"]
-        proof = prove(blocks, each=self.facts.varied, bound=bound, seed=self.options.seed)
+        first = [MIN_ROUNDS] if self.options.first_look and rounds > MIN_ROUNDS else []
+        blocks: list[Mapping[str, Any]] = []
+        for begin, end in pairwise([0, *first, rounds]):
+            part = order[3 * begin : 3 * end]
+            self.say(f"{', '.join(changed)}: {len(part)} interleaved blocks of {steps} steps")
+            events = self._ask(
+                do="blocks", arms=[original, changed, original], blocks=part, steps=steps,
+                each=self.facts.varied,
+            )  # fmt: skip
+            blocks += [event for event in events if event["event"] == "block"]
+            proof = prove(blocks, each=self.facts.varied, bound=bound, seed=self.options.seed)
+            if _is_clear(proof):
+                break
         self.step_seconds = proof.seconds[0] or self.step_seconds
         if self.program.ranks_agree() and not self.program.ranks_agree(self.program.orders):
             return replace(proof, refusal="the parameters of the ranks differ since then")
@@ -436,6 +469,14 @@ def _as_planned(levels: Sequence[Level], plan: Mapping[str, float]) -> list[Leve
 def _same_place(one: Level, other: Level) -> bool:
     """Whether two changes set the same option, as two back ends do."""
     return bool(one.change and other.change and one.change["kind"] == other.change["kind"])
+
+
+def _is_clear(proof: Proof) -> bool:
+    """Whether more blocks would hardly change a verdict."""
+    c = proof.comparison
+    if c is None or proof.refusal:
+        return False
+    return c.low > CLEAR * max(1.0, c.null_high) or c.high < SMALL_GAIN
 
 
 def _outcome(proof: Proof) -> tuple[Any, str]:

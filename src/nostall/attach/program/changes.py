@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nostall.attach.program.captured import CapturedOptimizer, CapturedSteps, can_capture
 from nostall.attach.program.generation import StaticCache
 from nostall.attach.program.kernels import Kernels, NativeKernels
 from nostall.attach.program.roots import RefusedOutput, Switch
@@ -26,6 +27,8 @@ GRAPHS = "reduce-overhead"
 RECORDED = 3
 """Calls after which a CUDA graph is replayed: one warms up, one records."""
 
+CAPTURED = "captured"
+"""The value of an optimiser whose steps are replayed CUDA graphs."""
 FUSED = ("Adam", "AdamW", "SGD")
 """Optimisers whose state is the same with ``fused``, but for the device of its step counters."""
 FOREACH = (*FUSED, "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adadelta", "ASGD")
@@ -132,6 +135,8 @@ class OptimizerFlag:
     def __init__(self, optimizers: Sequence[Any], flag: str) -> None:
         self.flag = flag
         self.optimizers = [o for o in optimizers if can_set(o, flag)]
+        self._counters: dict[int, tuple[Any, Any]] = {}
+        """Parameters by identity, and their counters of steps on the device."""
 
     def missing(self) -> str:
         """Why nothing would be changed; empty if something would."""
@@ -140,7 +145,7 @@ class OptimizerFlag:
     def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
         worst = Finding("within rounding" if self.flag == "fused" else "bit-equal")
         for optimizer in self.optimizers:
-            finding = check_optimizer(optimizer, lambda copy: self._set(copy, True))
+            finding = check_optimizer(optimizer, lambda copy: self.set(copy, True))
             if finding.refusal:
                 return finding
             worst = max(worst, finding, key=Finding.rank)
@@ -151,13 +156,23 @@ class OptimizerFlag:
 
     def on(self) -> None:
         for optimizer in self.optimizers:
-            self._set(optimizer, True)
+            self.set(optimizer, True)
+            self._keep_counters(optimizer)
 
     def off(self) -> None:
         for optimizer in self.optimizers:
-            self._set(optimizer, None)
+            self.set(optimizer, None)
 
-    def _set(self, optimizer: Any, value: bool | None) -> None:
+    def _keep_counters(self, optimizer: Any) -> None:
+        """Keep the counters where they were when it was on before: recorded graphs read them."""
+        for parameter, state in optimizer.state.items():
+            counter = state.get("step")
+            if self.flag == "fused" and counter is not None:
+                _, kept = self._counters.setdefault(id(parameter), (parameter, counter))
+                state["step"] = kept if kept is counter else kept.copy_(counter)
+
+    def set(self, optimizer: Any, value: bool | None) -> None:
+        """Set the flag of an optimiser, or take it back (None)."""
         for group in optimizer.param_groups:
             group[self.flag] = value
         if self.flag != "fused":
@@ -293,6 +308,12 @@ def has_images(root: Any) -> bool:
     )
 
 
+def optimizer_changes(optimizers: Sequence[Any]) -> list[str]:
+    """Values of the kind ``optimizer`` that one of ``optimizers`` can take, first to try first."""
+    captured = [CAPTURED] if any(map(can_capture, optimizers)) else []
+    return captured + [f for f in ("fused", "foreach") if any(can_set(o, f) for o in optimizers)]
+
+
 def can_set(optimizer: Any, flag: str) -> bool:
     """Whether ``flag`` is unset in an optimiser of PyTorch that can take it at any step."""
     torch = sys.modules["torch"]
@@ -359,7 +380,10 @@ class MatmulPrecision:
             self._before = None
 
 
-Change = Compile | OptimizerFlag | ChannelsLast | MatmulPrecision | StaticCache | NativeKernels
+Change = (
+    Compile | OptimizerFlag | CapturedOptimizer | ChannelsLast | MatmulPrecision | StaticCache
+    | NativeKernels
+)  # fmt: skip
 """Each has ``check``, which tries it on copies, ``on`` and ``off``, which can be repeated, and
 ``missing``, for programs that a bundle was not measured on."""
 
@@ -381,6 +405,9 @@ def make_change(
         return MatmulPrecision(value)
     if kind == "compile":
         return Compile(switches, value)
+    if kind == "optimizer" and value == CAPTURED:
+        captured = [CapturedSteps(o) for o in optimizers if can_capture(o)]
+        return CapturedOptimizer(captured, OptimizerFlag([c.optimizer for c in captured], "fused"))
     if kind == "optimizer":
         return OptimizerFlag(optimizers, value)
     if kind == "memory_format":

@@ -15,15 +15,16 @@ from typing import Any
 
 from nostall.attach.program.blocks import Schedule, Step, Warming
 from nostall.attach.program.borders import Borders
+from nostall.attach.program.captured import CapturedOptimizer
 from nostall.attach.program.changes import (
     Change,
     OptimizerFlag,
-    can_set,
     compiled_graphs,
     has_images,
     is_in_torch,
     make_change,
     matmul_precision,
+    optimizer_changes,
 )
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.generation import GenerateCall, can_be_static, generated
@@ -325,9 +326,7 @@ class Session:
             "step_is": self.borders.found,
             "matmul_precision": matmul_precision(),
             "optimizers": [type(o).__name__ for o in self.optimizers[:8]],
-            "flags": [
-                f for f in ("fused", "foreach") if any(can_set(o, f) for o in self.optimizers)
-            ],
+            "flags": optimizer_changes(self.optimizers),
             "roots": [type(root).__name__ for root in self.roots],
             "identity": program_identity(self.roots),
             "in_torch": any(is_in_torch(root) for root in self.roots),
@@ -552,7 +551,7 @@ class Applied(Session):
     def _missing(self, change: Change) -> str:
         """Why a change would change nothing here; empty if it would."""
         reason = change.missing()
-        needs_calls = not isinstance(change, OptimizerFlag | NativeKernels)
+        needs_calls = not isinstance(change, OptimizerFlag | CapturedOptimizer | NativeKernels)
         if reason and not self.switches and needs_calls:
             return self.switch_obstacle or reason
         return reason
