@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from nostall import __version__
+from nostall.attach.program.changes import GRAPHS, MARKED
 from nostall.attach.program.machine import CPU, cpu_name
 from nostall.attach.program.start import VARIABLE
 from nostall.core.errors import BadInput, MissingPart
@@ -35,7 +36,7 @@ _GIVEN = {"name", "kind", "value", "result_class"}
 
 
 VALUES: Mapping[str, tuple[str, ...]] = {
-    "compile": ("inductor", "reduce-overhead", "nostall"),
+    "compile": ("inductor", GRAPHS, MARKED, "nostall"),
     "optimizer": ("fused", "foreach", "captured"),
     "memory_format": ("channels_last",), "matmul_precision": ("high",), "generation": ("static",),
     "native": ("store",),

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from nostall.attach.program.changes import GRAPHS as REDUCED
+from nostall.attach.program.changes import MARKED
 from nostall.attach.program.kernels import MAX_KERNELS
 
 NO_GAIN = 1.05
@@ -20,6 +22,8 @@ MIN_STEPS = 10
 """Watched steps that a certificate needs."""
 MUCH_IDLE = 0.3
 """The same from which they are tried before `torch.compile` alone."""
+MOST_CALLS = 8
+"""Calls with gradients in a step, with which CUDA graphs are tried."""
 STATIC = "static cache"
 GRAPHS = "CUDA graphs"
 NOSTALL = "back end nostall"
@@ -256,11 +260,13 @@ def _compile_levels(facts: Facts) -> list[Level]:
         expected=EVIDENCE if cuda else "not measured on CPUs", line=_written(line, "", roots),
     )]  # fmt: skip
     if cuda:
+        several = facts.raw["calls"] > 1  # their gradients add up in the memory of graphs
         graphs = _level(
-            facts, GRAPHS, "compile", "reduce-overhead", minutes=1.5 if graphs_first else 0.5,
-            result_class=results,
+            facts, GRAPHS, "compile", MARKED if several else REDUCED,
+            minutes=1.5 if graphs_first else 0.5, result_class=results,
             expected="2.05 and 2.19 on two programs, H200 (docs/results/optimize.md)",
-            line=_written(line, 'mode="reduce-overhead"', f"{roots}; clone outputs that you keep"),
+            line=_written(line, f'mode="{REDUCED}"', f"{roots}; clone outputs that you keep"
+                          f"{'; torch.compiler.cudagraph_mark_step_begin()' if several else ''}"),
         )  # fmt: skip
         levels.append(_unusable(graphs, reason) if (reason := _no_graphs(facts)) else graphs)
         levels.append(_level(
@@ -305,8 +311,14 @@ def _no_graphs(facts: Facts) -> str:
         return "not tried with several ranks"
     if facts.idle is not None and facts.idle < MIN_IDLE:
         return f"the device is idle in only {facts.idle:.1%} of a step"
-    if (calls := facts.raw["calls"]) > 1:  # gradients that are added up lie in a graph's memory
-        return f"a step calls modules {calls} times with gradients; graphs are tried for one call"
+    calls = facts.raw["calls"]
+    if facts.raw.get("keeps_gradients", calls > 1):  # recordings of earlier versions lack it
+        return (
+            "gradients live on in the next step (zero_grad(set_to_none=False), or none of it), and "
+            "graphs use their memory again"
+        )
+    if calls > MOST_CALLS:
+        return f"a step calls modules {calls} times with gradients; {MOST_CALLS} are tried at most"
     return ""
 
 

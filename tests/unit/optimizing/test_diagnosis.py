@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nostall import __version__
+from nostall.attach.program.changes import MARKED
 from nostall.attach.program.machine import cpu_name
 from nostall.attach.program.start import VARIABLE
 from nostall.core.errors import BadInput, MissingPart
@@ -117,14 +118,22 @@ def test_reading_data_in_the_program_remains_and_in_workers_does_not() -> None:
     assert bounds(workers)["torch.compile"] == pytest.approx(2.0)
 
 
-def test_without_gaps_no_graphs_and_with_several_calls_neither() -> None:
+def test_no_graphs_without_gaps_or_where_gradients_live_on() -> None:
     levels = {level.name: level for level in diagnose(on_gpu(trace={"busy": 0.96}))}
     assert levels["CUDA graphs"].change is None and "only 4.0%" in levels["CUDA graphs"].reason
     assert levels["torch.compile"].change is not None
     idle = diagnose(on_gpu(trace={"busy": 0.6, "without_compile": 0.4, "without_optimizer": 0.5}))
     assert idle[0].name == "CUDA graphs" and diagnose(on_gpu())[0].name == "torch.compile"
-    twice = {level.name: level for level in diagnose(on_gpu(calls=2))}
-    assert "2 times" in twice["CUDA graphs"].reason
+    twice = diagnose(on_gpu(calls=2, keeps_gradients=False))
+    assert [level.change for level in twice if level.name == "CUDA graphs"] == [
+        {"name": "CUDA graphs", "kind": "compile", "value": MARKED}
+    ]
+    for kept in ({"calls": 2}, {"calls": 1, "keeps_gradients": True}):
+        levels = {level.name: level for level in diagnose(on_gpu(**kept))}
+        assert levels["CUDA graphs"].change is None
+        assert "gradients live on" in levels["CUDA graphs"].reason
+    often = {level.name: level for level in diagnose(on_gpu(calls=9, keeps_gradients=False))}
+    assert "9 times" in often["CUDA graphs"].reason
     inference = {level.name: level for level in diagnose(on_gpu(calls=0))}
     assert inference["CUDA graphs"].change is not None
 

@@ -133,13 +133,14 @@ class CapturedSteps:
         if replay is None:
             original = self._before or MethodType(type(self.optimizer).step, self.optimizer)
             return original() if closure is None else original(closure)
-        module, optimizer, given = sys.modules["torch.optim.optimizer"], self.optimizer, ()
+        module, optimizer = sys.modules["torch.optim.optimizer"], self.optimizer
         for hook in module._global_optimizer_pre_hooks.values():
-            hook(optimizer, given, {})
+            hook(optimizer, (), {})
         replay()
         optimizer._opt_called = True  # what a scheduler of the learning rate asks for
-        for hook in module._global_optimizer_post_hooks.values():
-            hook(optimizer, given, {})
+        own = optimizer._optimizer_step_post_hooks.values()
+        for hook in chain(own, module._global_optimizer_post_hooks.values()):
+            hook(optimizer, (), {})
         return None
 
     def _replay(self) -> Callable[[], None] | None:

@@ -22,8 +22,10 @@ from nostall.attach.program.shadow import (
     raise_version_limit,
 )
 
-GRAPHS = "reduce-overhead"
-"""The mode of ``torch.compile`` with CUDA graphs."""
+GRAPHS, MARKED = "reduce-overhead", "reduce-overhead, marked steps"
+"""The mode of ``torch.compile`` with CUDA graphs; the same for several calls with gradients."""
+MOST_MARKED = 16
+"""Calls of modules since a mark from which they run as they were: their graphs would be many."""
 RECORDED = 3
 """Calls after which a CUDA graph is replayed: one warms up, one records."""
 
@@ -35,11 +37,18 @@ FOREACH = (*FUSED, "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "A
 
 
 class Compile:
-    """``module.compile(backend=...)`` of every root, or ``mode="reduce-overhead"``."""
+    """``module.compile(backend=...)`` of every root, or ``mode="reduce-overhead"``.
 
-    def __init__(self, switches: Sequence[Switch], value: str) -> None:
+    Gradients lie in the memory of CUDA graphs.  Where several calls of a step add theirs up, graphs
+    may overwrite them only from one step of the program to the next, which ``marker`` marks: the
+    optimiser that steps last.
+    """
+
+    def __init__(self, switches: Sequence[Switch], value: str, marker: Any = None) -> None:
         self.switches, self.backend = switches, value
-        self.graphs = value == GRAPHS
+        self.graphs, self.is_marked = value in (GRAPHS, MARKED), value == MARKED
+        self.marker, self._since = marker, 0
+        self._hook: Any = None
         if self.graphs:
             self.backend = "inductor"
         self._compiled: list[Any] | None = None
@@ -47,9 +56,13 @@ class Compile:
 
     def missing(self) -> str:
         """Why nothing would be changed; empty if something would."""
+        if self.is_marked and self.marker is None:
+            return "no step of an optimiser ends the steps, which several calls with gradients need"
         return "" if self.switches else "no call of a module can be switched"
 
     def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
+        if reason := self.missing():
+            return Finding("bit-equal", reason)
         worst = Finding("within rounding")  # equal bits in one step do not promise them in others
         for switch in self.switches:
             root = switch.root
@@ -58,7 +71,8 @@ class Compile:
             warm = RECORDED if self.graphs else 0
             raise_version_limit()
             seen = calls.get(switch.number, ())
-            finding = check_module(root, seen, self._version, warm=warm)
+            step = self._mark if self.is_marked else None
+            finding = check_module(root, seen, self._version, warm=warm, step=step)
             if not finding.refusal and not compiled_graphs():
                 finding = finding._replace(refusal="torch.compile finds nothing to compile in it")
             if finding.refusal:
@@ -78,9 +92,29 @@ class Compile:
                 return module._call_impl(*args, **kwargs)
 
         version = torch.compile(call, backend=self.backend, options=options or None)
-        return _with_own_outputs(version) if self.graphs else version
+        version = _with_own_outputs(version) if self.graphs else version
+        return self._within_step(module, version) if self.is_marked else version
+
+    def _within_step(self, module: Any, version: Any) -> Any:
+        """``version`` for the calls with gradients of one step; others run as they were."""
+        is_grad_enabled = sys.modules["torch"].is_grad_enabled
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._since >= MOST_MARKED or not is_grad_enabled():
+                return module._call_impl(*args, **kwargs)
+            self._since += 1
+            return version(*args, **kwargs)
+
+        return call
+
+    def _mark(self, *_: Any) -> None:
+        """A step begins: the memory of graphs of the one before may be used again."""
+        self._since = 0
+        sys.modules["torch"].compiler.cudagraph_mark_step_begin()
 
     def on(self) -> None:
+        if self.is_marked and self._hook is None:
+            self._hook = self.marker.register_step_post_hook(self._mark)
         if self._compiled is None:
             self._reports = len(_nostall_reports())
             self._compiled = [self._version(s.root, False) for s in self.switches]
@@ -90,6 +124,9 @@ class Compile:
     def off(self) -> None:
         for switch in self.switches:
             switch.target = None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def is_settled(self) -> bool:
         """Whether the back end nostall has selected the versions of all graphs."""
@@ -393,8 +430,11 @@ def make_change(
     switches: Sequence[Switch],
     optimizers: Sequence[Any],
     kernels: Kernels | None = None,
+    marker: Any = None,
 ) -> Change:
     """The change that a description names: its ``kind`` and ``value``.
+
+    ``marker``: the optimiser whose step ends a step of the program.
 
     Raises :class:`ValueError` for a kind that this version does not know.
     """
@@ -404,7 +444,7 @@ def make_change(
     if kind == "matmul_precision":
         return MatmulPrecision(value)
     if kind == "compile":
-        return Compile(switches, value)
+        return Compile(switches, value, marker)
     if kind == "optimizer" and value == CAPTURED:
         captured = [CapturedSteps(o) for o in optimizers if can_capture(o)]
         return CapturedOptimizer(captured, OptimizerFlag([c.optimizer for c in captured], "fused"))

@@ -16,6 +16,9 @@ MAX_DEPTH, MAX_ITEMS = 4, 64
 MAX_CALLS = 8
 """Calls of a step whose shapes are part of its key; further ones are only counted."""
 
+MAX_GRADIENTS = 8
+"""Gradients of a module that are looked at in each watched step."""
+_SEEN = "_nostall_seen"
 MAX_SOURCE_BYTES = 1 << 22
 """Larger source files of a program count by their names and sizes."""
 
@@ -40,6 +43,20 @@ def find_roots(optimizers: Sequence[Any]) -> list[Any]:
             if parameters & held if optimizers else parameters:
                 roots.append(module)
     return roots
+
+
+def gradients_live_on(roots: Sequence[Any]) -> bool:
+    """Whether a gradient is the tensor that it was when this was asked before.
+
+    The memory of CUDA graphs, in which they lie, is used again by then.
+    """
+    lives_on = False
+    for root in roots:
+        trained = [p for p in root.parameters() if p.grad is not None]
+        for parameter in trained[:MAX_GRADIENTS]:
+            lives_on = lives_on or hasattr(parameter.grad, _SEEN)
+            setattr(parameter.grad, _SEEN, True)
+    return lives_on
 
 
 def program_identity(roots: Sequence[Any]) -> str:

@@ -34,6 +34,7 @@ from nostall.attach.program.roots import (
     MAX_CALLS,
     Switch,
     find_roots,
+    gradients_live_on,
     obstacle,
     program_identity,
     shapes,
@@ -91,6 +92,8 @@ class Session:
         self._last = self._looked = 0.0
         self._ended = self._busy = self._gave_up = False
         self._closing_changes, self._uninstalled = 0, True
+        self._keeps_gradients = False
+        """Whether a gradient of one step was seen in the next one, and not made anew."""
         self.roots: list[Any] = []
         self._current: Mapping[str, Any] = {}
         self._overflows: list[Any] = []
@@ -235,6 +238,7 @@ class Session:
         assert self._watched is not None
         parts = self.segments.take()
         self._watched.append((step.key, now - self._last, parts))
+        self._keeps_gradients |= gradients_live_on(self.roots)
         kept = self._watched[SETTLED:]
         if not kept:
             self._sync()
@@ -329,6 +333,7 @@ class Session:
             "flags": optimizer_changes(self.optimizers),
             "roots": [type(root).__name__ for root in self.roots],
             "identity": program_identity(self.roots),
+            "keeps_gradients": self._keeps_gradients,
             "in_torch": any(is_in_torch(root) for root in self.roots),
             "images": any(has_images(root) for root in self.roots),
             "generates": self._generates,
@@ -440,7 +445,11 @@ class Session:
     def _make(self, order: Mapping[str, Any]) -> None:
         for description in order["changes"]:
             if description["name"] not in self.changes:
-                change = make_change(description, self.switches, self.optimizers, self.kernels)
+                closing = self.borders.closing
+                change = make_change(
+                    description, self.switches, self.optimizers, self.kernels,
+                    next((o for o in self.optimizers if id(o) == closing), None),
+                )  # fmt: skip
                 self.changes[description["name"]] = change
 
     def _apply(self, arm: Sequence[str]) -> None:
