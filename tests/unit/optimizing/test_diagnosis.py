@@ -35,7 +35,7 @@ def facts(
         "cuda": False, "device": cpu_name(), "driver": None, "torch": "2.13.0", "threads": 1,
         "roots": ["GPT"], "obstacle": "", "flags": ["fused"], "optimizers": ["AdamW"], "world": 1,
         "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30, "step_is": "",
-        "identity": "0" * 64,
+        "identity": {"model": "0" * 64, "sources": {"__main__": "1" * 64}},
         "mean_seconds": 1.0, "calls": 1, "in_torch": False, "images": False,
         "matmul_precision": "highest", "trace_obstacle": "the program has a profiler of its own",
         "trace": {"obstacle": "the program has a profiler of its own"}, "trace_file": None,
@@ -222,7 +222,8 @@ def test_a_bundle_is_read_back_and_applied_here(tmp_path: Path) -> None:
     bundle = read_bundle(path)
     assert [change.value for change in bundle.changes] == ["fused"]
     settings = json.loads(bundle_environment(bundle, path, {"A": "b"}, None)[VARIABLE])
-    assert settings["step_is"] == "" and bundle.schema_version == 3
+    assert settings["step_is"] == "" and bundle.schema_version == 4
+    assert settings["identity"] == facts().raw["identity"]
     assert settings["changes"] == [
         {
             "name": "fused optimiser",
@@ -239,10 +240,10 @@ def test_a_bundle_tells_what_its_steps_are(tmp_path: Path) -> None:
     path = write_bundle(found, tmp_path / "bundle.json")
     settings = json.loads(bundle_environment(read_bundle(path), path, {}, None)[VARIABLE])
     assert settings["step_is"] == "each call of GPT"
-    document = json.loads(path.read_text())
-    del document["step_is"]
-    path.write_text(json.dumps({**document, "schema_version": 1}))
-    assert read_bundle(path).step_is == ""
+    found.facts = facts(identity="0" * 64)  # of a recording of an earlier version
+    write_bundle(found, path)
+    with pytest.raises(BadInput, match="of which program it is"):
+        bundle_environment(read_bundle(path), path, {}, None)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +278,7 @@ def test_a_gpu_bundle_is_refused_on_another_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("schema_version", 4, "schema_version is '4'; allowed are 1, 2, 3"),
+        ("schema_version", 3, "schema_version is '3'; allowed are 4"),
         ("changes", [{"kind": "exec"}], "changes.0"),
         ("hook", "import os", "hook is an unknown key"),
         ("ratio", "fast", "ratio is 'fast'"),

@@ -10,15 +10,12 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from multiprocessing import parent_process
 from typing import Any
 
 from nostall.attach.program.blocks import Schedule, Step, Warming
 from nostall.attach.program.borders import Borders
-from nostall.attach.program.captured import CapturedOptimizer
 from nostall.attach.program.changes import (
     Change,
-    OptimizerFlag,
     compiled_graphs,
     has_images,
     is_in_torch,
@@ -35,13 +32,13 @@ from nostall.attach.program.roots import (
     Switch,
     find_roots,
     gradients_live_on,
+    model_identity,
     obstacle,
-    program_identity,
     shapes,
+    source_identity,
 )
 from nostall.attach.program.segments import PARTS, Segments
 from nostall.attach.program.shadow import (
-    CLASSES,
     Call,
     clone,
     current_autocast,
@@ -332,7 +329,7 @@ class Session:
             "optimizers": [type(o).__name__ for o in self.optimizers[:8]],
             "flags": optimizer_changes(self.optimizers),
             "roots": [type(root).__name__ for root in self.roots],
-            "identity": program_identity(self.roots),
+            "identity": {"model": model_identity(self.roots), "sources": source_identity()},
             "keeps_gradients": self._keeps_gradients,
             "in_torch": any(is_in_torch(root) for root in self.roots),
             "images": any(has_images(root) for root in self.roots),
@@ -516,84 +513,6 @@ class Session:
             first = [p for root in self.roots for p in list(root.parameters())[:4]][:8]
             return [float(p.detach().double().abs().sum()) for p in first]
         return []
-
-
-class Applied(Session):
-    """Makes the changes of a bundle once all optimisers have stepped; measures nothing.
-
-    Steps that are found otherwise than those of the bundle, such as the calls of an evaluation
-    before a training, are no steps.
-    """
-
-    is_done = False
-    other_step = ""
-    """What a step was that the bundle was not measured on."""
-
-    def _border(self) -> None:
-        if self.borders.found != self.settings.get("step_is", ""):
-            self.other_step = self.borders.found or "a step of the optimisers"
-            return
-        if self.borders.changes != self._closing_changes:
-            self._closing_changes = self.borders.changes
-            return
-        self.steps, self._ended, self.is_done = 1, True, True
-        self.segments.remove()
-        self.kernels.remove()
-        self._install_switches()
-        self._make({"changes": self.settings["changes"]})
-        for name, reason in [(n, self._missing(c)) for n, c in self.changes.items()]:
-            if reason:
-                del self.changes[name]
-                print(f"nostall: not applied: {name}: {reason}; run `nostall optimize` again",
-                      file=sys.stderr)  # fmt: skip
-        changes = [c for c in self.settings["changes"] if c["name"] in self.changes]
-        names = list(self.changes)
-        self._apply(names)
-        self._release()
-        if names and rank()[0] == 0:
-            shown = [
-                f"{c['name']} (changes numbers)" if c["result_class"] == CLASSES[3] else c["name"]
-                for c in changes
-            ]
-            print(f"nostall: applied {', '.join(shown)}", file=sys.stderr)
-
-    def _missing(self, change: Change) -> str:
-        """Why a change would change nothing here; empty if it would."""
-        reason = change.missing()
-        needs_calls = not isinstance(change, OptimizerFlag | CapturedOptimizer | NativeKernels)
-        if reason and not self.switches and needs_calls:
-            return self.switch_obstacle or reason
-        return reason
-
-    def _give_up(self, reason: str) -> None:
-        self._ended = True
-        self._take_back()
-        print(f"nostall: the bundle is not applied: {reason}", file=sys.stderr)
-
-    def at_exit(self) -> None:
-        """Say that nothing was changed, in the program itself and not in its workers."""
-        if not self.is_done and "torch" in sys.modules and parent_process() is None:
-            reason = "no step has ended"
-            if self.other_step:
-                wanted = self.settings.get("step_is") or "steps of the optimisers"
-                reason = f"a step is {self.other_step}, and it was measured on {wanted}"
-            print(f"nostall: the bundle is not applied: {reason}", file=sys.stderr)
-
-    def refusal(self) -> str:
-        """Why the bundle does not fit PyTorch or the driver; empty if it does."""
-        machine = self.settings["machine"]
-        found = {"torch": sys.modules["torch"].__version__, "driver": machine["driver"]}
-        if machine["driver"] is not None:
-            found["driver"] = driver_version()
-        if machine.get("transformers") is not None:
-            found["transformers"] = str(transformers_version())
-        for part, here in found.items():
-            if here != machine[part]:
-                return (
-                    f"{self.settings['bundle']} was measured with {part} {machine[part]}, and here "
-                    f"it is {here}; run `nostall optimize` here"
-                )
-        return ""
 
 
 def _sync(devices: Collection[Any] = ()) -> None:
