@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nostall.attach.program.captured import CapturedOptimizer, CapturedSteps, can_capture
@@ -31,6 +31,8 @@ RECORDED = 3
 
 CAPTURED = "captured"
 """The value of an optimiser whose steps are replayed CUDA graphs."""
+MUCH_IMAGES = 0.1
+"""Share of a module's parameters that its convolutions hold, from which their layout matters."""
 FUSED = ("Adam", "AdamW", "SGD")
 """Optimisers whose state is the same with ``fused``, but for the device of its step counters."""
 FOREACH = (*FUSED, "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adadelta", "ASGD")
@@ -231,6 +233,7 @@ class ChannelsLast:
     """``module.to(memory_format=torch.channels_last)`` of roots with convolutions of images.
 
     The tensors keep their identity: their data moves between two stores, each with one layout.
+    Outputs in the other layout are copied to the first one, which the program may rely on.
     """
 
     def __init__(self, switches: Sequence[Switch], optimizers: Sequence[Any]) -> None:
@@ -239,6 +242,8 @@ class ChannelsLast:
         self._stores: list[tuple[Any, Any]] | None = None
         """Tensors, and the data that each of them does not use."""
         self._is_on = False
+        self._hooks: list[Any] = []
+        self._to_first = _outputs_to_first_layout()
 
     def missing(self) -> str:
         """Why nothing would be changed, or something else with it; empty otherwise."""
@@ -288,7 +293,8 @@ class ChannelsLast:
                 for name, parameter in module.named_parameters()
                 if parameter.dim() == 4
             }
-            return torch.func.functional_call(module, other, args, kwargs)
+            result = torch.func.functional_call(module, other, args, kwargs)
+            return self._to_first(module, args, result)
 
         return call
 
@@ -304,10 +310,13 @@ class ChannelsLast:
             ]
         if not self._is_on:
             self._swap()
+            self._hooks = [s.root.register_forward_hook(self._to_first) for s in self.switches]
 
     def off(self) -> None:
         if self._is_on:
             self._swap()
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def _tensors(self) -> list[Any]:
         """Parameters and buffers of four dimensions, and what optimisers keep of these."""
@@ -335,12 +344,32 @@ class ChannelsLast:
         self._is_on = not self._is_on
 
 
+def _outputs_to_first_layout() -> Callable[[Any, Any, Any], Any]:
+    """A forward hook that gives images in channels-last layout PyTorch's first one."""
+    torch = sys.modules["torch"]
+    last = torch.channels_last
+
+    def contiguous(tensor: Any) -> Any:
+        is_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=last)
+        return tensor.contiguous() if is_last else tensor
+
+    def hook(module: Any, args: Any, output: Any) -> Any:
+        is_tensor = isinstance(output, torch.Tensor)
+        return contiguous(output) if is_tensor else map_tensors(output, contiguous)
+
+    return hook
+
+
 def has_images(root: Any) -> bool:
-    """Whether ``root`` has convolutions of images whose weights are not in channels-last layout."""
+    """Whether convolutions of images are much of ``root``, with weights in PyTorch's first layout.
+
+    The embedding of a transformer's patches is not: another layout would compile all anew.
+    """
     torch = sys.modules["torch"]
     kinds = torch.nn.Conv2d, torch.nn.ConvTranspose2d
     weights = [m.weight for m in root.modules() if isinstance(m, kinds)]
-    return any(
+    size = sum(p.numel() for p in root.parameters())
+    return sum(w.numel() for w in weights) >= MUCH_IMAGES * size and any(
         w.dim() == 4 and not w.is_contiguous(memory_format=torch.channels_last) for w in weights
     )
 
