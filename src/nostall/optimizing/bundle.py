@@ -39,7 +39,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "compile": ("inductor", GRAPHS, MARKED, "nostall"),
     "optimizer": ("fused", "foreach", "captured"),
     "memory_format": ("channels_last",), "matmul_precision": ("high",), "generation": ("static",),
-    "native": ("store",),
+    "native": ("store",), "loss": ("inductor",),
 }  # fmt: skip
 """Values of each kind of change."""
 
@@ -49,7 +49,13 @@ class BundledChange(StrictModel):
 
     name: str
     kind: Literal[
-        "compile", "optimizer", "memory_format", "matmul_precision", "generation", "native"
+        "compile",
+        "optimizer",
+        "memory_format",
+        "matmul_precision",
+        "generation",
+        "native",
+        "loss",
     ]
     value: str
     """One of :data:`VALUES`."""

@@ -27,6 +27,7 @@ MOST_CALLS = 8
 STATIC = "static cache"
 GRAPHS = "CUDA graphs"
 NOSTALL = "back end nostall"
+LOSS = "compiled loss"
 NATIVE = "native kernels"
 COMPILE = "torch.compile"
 INCLUDED = {GRAPHS: (COMPILE,), STATIC: (COMPILE, GRAPHS, NOSTALL)}
@@ -162,7 +163,7 @@ def diagnose(facts: Facts) -> list[Level]:
     """The levels of a program: those to try in their order, then advice."""
     levels = [
         *_generation_levels(facts), *_compile_levels(facts), *_optimizer_levels(facts),
-        *_layout_levels(facts),
+        *_loss_levels(facts), *_layout_levels(facts),
     ]  # fmt: skip
     levels.sort(key=lambda level: level.name == NOSTALL)  # it takes longest
     levels += _kernel_levels(facts)  # of the launches that compiled graphs leave
@@ -206,6 +207,7 @@ _PARTS = {
     "optimizer": ("optimizer",),
     "memory_format": ("forward", "backward", "optimizer"),
     "generation": ("forward",),
+    "loss": ("backward",),
 }
 """Parts of a step that a kind of change may touch."""
 
@@ -358,6 +360,18 @@ def _layout_levels(facts: Facts) -> list[Level]:
         line="model = model.to(memory_format=torch.channels_last)",
     )  # fmt: skip
     return [_unusable(level, facts.raw["obstacle"]) if facts.raw["obstacle"] else level]
+
+
+def _loss_levels(facts: Facts) -> list[Level]:
+    """A loss of large logits that no module computes."""
+    if not (elements := facts.raw.get("loss_elements")):
+        return []
+    level = _level(
+        facts, LOSS, "loss", "inductor", expected="not measured", result_class="within rounding",
+        minutes=0.4, line="functional.cross_entropy = torch.compile(functional.cross_entropy)",
+    )  # fmt: skip
+    touches = f"the loss of {elements / 1e6:.3g} million logits, outside of the modules"
+    return [replace(level, touches=touches, share=None, bound=None, reason="no bound is known")]
 
 
 def _optimizer_levels(facts: Facts) -> list[Level]:

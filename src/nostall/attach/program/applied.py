@@ -8,6 +8,7 @@ from multiprocessing import parent_process
 from nostall.attach.program.captured import CapturedOptimizer
 from nostall.attach.program.changes import Change, OptimizerFlag
 from nostall.attach.program.kernels import NativeKernels
+from nostall.attach.program.losses import CompiledLoss
 from nostall.attach.program.machine import driver_version, rank, transformers_version
 from nostall.attach.program.roots import other_program
 from nostall.attach.program.session import Session
@@ -60,7 +61,8 @@ class Applied(Session):
     def _missing(self, change: Change) -> str:
         """Why a change would change nothing here; empty if it would."""
         reason = change.missing()
-        needs_calls = not isinstance(change, OptimizerFlag | CapturedOptimizer | NativeKernels)
+        others = OptimizerFlag | CapturedOptimizer | NativeKernels | CompiledLoss
+        needs_calls = not isinstance(change, others)
         if reason and not self.switches and needs_calls:
             return self.switch_obstacle or reason
         return reason

@@ -11,6 +11,7 @@ from typing import Any
 from nostall.attach.program.captured import CapturedOptimizer, CapturedSteps, can_capture
 from nostall.attach.program.generation import StaticCache
 from nostall.attach.program.kernels import Kernels, NativeKernels
+from nostall.attach.program.losses import CompiledLoss, Losses
 from nostall.attach.program.roots import RefusedOutput, Switch
 from nostall.attach.program.shadow import (
     CLASSES,
@@ -448,7 +449,7 @@ class MatmulPrecision:
 
 Change = (
     Compile | OptimizerFlag | CapturedOptimizer | ChannelsLast | MatmulPrecision | StaticCache
-    | NativeKernels
+    | NativeKernels | CompiledLoss
 )  # fmt: skip
 """Each has ``check``, which tries it on copies, ``on`` and ``off``, which can be repeated, and
 ``missing``, for programs that a bundle was not measured on."""
@@ -460,6 +461,7 @@ def make_change(
     optimizers: Sequence[Any],
     kernels: Kernels | None = None,
     marker: Any = None,
+    losses: Losses | None = None,
 ) -> Change:
     """The change that a description names: its ``kind`` and ``value``.
 
@@ -470,6 +472,8 @@ def make_change(
     kind, value = description["kind"], description["value"]
     if kind == "native" and kernels is not None:
         return NativeKernels(kernels)
+    if kind == "loss" and losses is not None:
+        return CompiledLoss(losses)
     if kind == "matmul_precision":
         return MatmulPrecision(value)
     if kind == "compile":

@@ -26,6 +26,7 @@ from nostall.attach.program.changes import (
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.generation import GenerateCall, can_be_static, generated
 from nostall.attach.program.kernels import Kernels, NativeKernels
+from nostall.attach.program.losses import CompiledLoss, Losses
 from nostall.attach.program.machine import cpu_name, driver_version, rank, transformers_version
 from nostall.attach.program.roots import (
     MAX_CALLS,
@@ -73,6 +74,7 @@ class Session:
         self.borders = Borders()
         self.segments = Segments(_clock)
         self.kernels = Kernels()
+        self.losses = Losses(lambda: not self.segments.is_inside)
         self._optimizers: list[weakref.ref[Any]] = []
         self.switches: list[Switch] = []
         self.switch_obstacle = "no step has ended"
@@ -227,6 +229,7 @@ class Session:
         else:
             self.switch_obstacle = ""
             self.switches = [Switch(root, self._calls, self._capture) for root in self.roots]
+            self.losses.install(sys.modules["torch"].nn.functional)
             for number, switch in enumerate(self.switches):
                 switch.number = number
                 switch.eager = self.segments.timed("forward", switch.eager)
@@ -257,6 +260,8 @@ class Session:
         if self.switches and not any(isinstance(part, tuple) for key in self._keys for part in key):
             self.switch_obstacle = "the modules are not called as module(...), only by a method"
         self._facts_known = self._facts(kept)
+        if not self.losses.largest:
+            self.losses.settle()
         reason = "the program ended before" if not traces else self._start_trace()
         if reason:
             self._emit_watched(trace_obstacle=reason)
@@ -331,6 +336,7 @@ class Session:
             "roots": [type(root).__name__ for root in self.roots],
             "identity": {"model": model_identity(self.roots), "sources": source_identity()},
             "keeps_gradients": self._keeps_gradients,
+            "loss_elements": self.losses.largest,
             "in_torch": any(is_in_torch(root) for root in self.roots),
             "images": any(has_images(root) for root in self.roots),
             "generates": self._generates,
@@ -394,6 +400,7 @@ class Session:
                 self._apply(order["arm"])
                 self.kernels.describe(order["seconds"])
             self._captures, self._order, self._capture_until = {}, order, now + 60.0
+            self.losses.wanted = isinstance(change, CompiledLoss)
         elif what == "warm":
             self._make(order)
             self._apply(order["arm"])
@@ -408,7 +415,10 @@ class Session:
         """Check the change once calls were seen; where modules are not switched, at once."""
         assert self._captures is not None
         change = self.changes[order["name"]]
-        needs_calls = not (self.switch_obstacle or isinstance(change, NativeKernels))
+        if isinstance(change, CompiledLoss) and self.losses.wanted and now < self._capture_until:
+            return
+        others = NativeKernels | CompiledLoss
+        needs_calls = not (self.switch_obstacle or isinstance(change, others))
         wanted = len(self.switches) if needs_calls else 0
         if sum(number >= 0 for number in self._captures) < wanted and now < self._capture_until:
             return
@@ -445,7 +455,7 @@ class Session:
                 closing = self.borders.closing
                 change = make_change(
                     description, self.switches, self.optimizers, self.kernels,
-                    next((o for o in self.optimizers if id(o) == closing), None),
+                    next((o for o in self.optimizers if id(o) == closing), None), self.losses,
                 )  # fmt: skip
                 self.changes[description["name"]] = change
 
@@ -464,17 +474,20 @@ class Session:
         """Nothing is switched any more: the modules run their version without nostall."""
         for switch in self.switches:
             switch.settle()
+        self.losses.settle()
         self.switches, self.roots, self.changes = [], [], {}
         restore_version_limit()
 
     def _emit_answer(self, event: str, **fields: Any) -> None:
-        failures = [s.failure for s in self.switches if s.failure]
+        failed = [*(switch.failure for switch in self.switches), self.losses.failure]
+        failures = [failure for failure in failed if failure]
         self.channel.emit(event, order=self._current["number"], failures=failures, **fields)
 
     def _finish(self, **fields: Any) -> None:
         self._emit_answer("done", checksum=self._checksum(), **fields)
         for switch in self.switches:
             switch.failure = None
+        self.losses.failure = ""
 
     def _end(self, order: Mapping[str, Any]) -> None:
         self._ended = True

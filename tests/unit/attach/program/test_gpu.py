@@ -18,6 +18,7 @@ from nostall.attach.program.changes import (  # noqa: E402
     OptimizerFlag,
     make_change,
 )
+from nostall.attach.program.losses import CompiledLoss, Losses  # noqa: E402
 from nostall.attach.program.roots import Switch  # noqa: E402
 
 pytestmark = [
@@ -208,3 +209,30 @@ def test_gradients_of_several_calls_add_up_in_marked_graphs() -> None:
     for one, other in zip(mine, (p for m in twins for p in m.parameters()), strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-5)
     change.off()
+
+
+def test_a_compiled_loss_is_within_rounding() -> None:
+    losses = Losses(lambda: True)
+    losses.install(nn.functional)
+    try:
+        layer = nn.Linear(64, 8192, device="cuda")
+        change = CompiledLoss(losses)
+        values = []
+        for at in range(6):
+            losses.wanted = at == 1
+            if at == 2:
+                assert change.check({}).refusal == ""
+            (change.on if at > 3 else change.off)()
+            torch.manual_seed(0)
+            with torch.autocast("cuda", torch.bfloat16):
+                logits = layer(torch.randn(1024, 64, device="cuda"))
+                target = torch.randint(8192, (1024,), device="cuda")
+                loss = nn.functional.cross_entropy(logits, target)
+            layer.zero_grad()
+            loss.backward()
+            values.append((float(loss), layer.weight.grad.norm().item()))
+        assert losses.failure == "" and losses.largest == 1 << 23
+        assert values[5] == pytest.approx(values[0], rel=1e-3)
+    finally:
+        change.off()
+        losses.settle()
