@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from nostall.core.errors import BadInput
 from nostall.optimizing.diagnosis import (
     INCLUDED,
+    NATIVE,
     NO_GAIN,
     SEARCH_SECONDS,
     SEARCH_SHARE,
@@ -70,6 +71,8 @@ class Options:
     first_look: bool = True
     """Let the first rounds decide where they are clear, and leave out what a kept change includes;
     False for recordings of versions that did neither."""
+    stored_only: bool = False
+    """Try only what the store has for the program's own kernels, and search nothing."""
     quiet_output: bool = False
     """Print what the program prints on standard error, so that standard output is the result."""
 
@@ -300,7 +303,7 @@ class _Job:
         for level in self.result.levels:
             if level.change in self.changes:
                 continue
-            if self._is_included(level):
+            if self._is_included(level) or (self.options.stored_only and level.name != NATIVE):
                 continue
             if level.change and not self._is_settled(level) and self._has_time(level):
                 attempt = self._attempt(level)
@@ -370,7 +373,7 @@ class _Job:
         more: dict[str, Any] = {}
         if change["kind"] == "native":  # what kept changes launch is searched
             seconds = min(SEARCH_SECONDS, 60 * SEARCH_SHARE * self.options.minutes)
-            more = {"arm": kept, "seconds": seconds}
+            more = {"arm": kept, "seconds": 0.0 if self.options.stored_only else seconds}
         *others, done = self._ask(do="check", name=level.name, **more)
         kernels = next((e["kernels"] for e in others if e["event"] == "kernels"), ())
         if done["refusal"]:
