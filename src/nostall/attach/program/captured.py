@@ -8,6 +8,7 @@ have the values, that were recorded; any other step runs as it was.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,7 +21,7 @@ from nostall.attach.program.shadow import Call, Finding, check_optimizer, line_o
 RATE_IN_MEMORY = ("Adam", "AdamW")
 """Optimisers whose kernels read the learning rate from the device, so that it may change."""
 KINDS = (*RATE_IN_MEMORY, "SGD", "Adagrad")
-MOST_GRAPHS = 4
+MOST_GRAPHS = 8
 """Graphs of one optimiser; gradients of a program in a steady state are at the same addresses."""
 MOST_MISSES = 64
 """Steps at new addresses after which no step is recorded any more."""
@@ -66,10 +67,21 @@ def foreign_hooks(optimizer: Any) -> bool:
 def record_graph(device: Any, function: Callable[[], None]) -> Callable[[], None]:
     """The work of ``function`` as a CUDA graph; it is recorded, not done."""
     torch = sys.modules["torch"]
-    graph = torch.cuda.CUDAGraph()
-    # Threads of data loaders pin memory meanwhile, which only this mode permits.
-    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        function()
+    graph, was_collecting = torch.cuda.CUDAGraph(), gc.isenabled()
+    torch.cuda.synchronize(device)
+    gc.disable()  # it could destroy another graph meanwhile, which ends the recording
+    try:
+        # Not `torch.cuda.graph`, which empties the caches that gradients are allocated from.
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+            # Threads of data loaders pin memory meanwhile, which only this mode permits.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                function()
+            finally:
+                graph.capture_end()
+    finally:
+        if was_collecting:
+            gc.enable()
     replay: Callable[[], None] = graph.replay
     return replay
 
