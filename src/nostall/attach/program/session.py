@@ -14,6 +14,7 @@ from typing import Any
 
 from nostall.attach.program.blocks import Schedule, Step, Warming
 from nostall.attach.program.borders import Borders
+from nostall.attach.program.captured import CapturedOptimizer
 from nostall.attach.program.changes import (
     Change,
     compiled_graphs,
@@ -480,6 +481,8 @@ class Session:
 
     def _emit_answer(self, event: str, **fields: Any) -> None:
         failed = [*(switch.failure for switch in self.switches), self.losses.failure]
+        captured = (c for c in self.changes.values() if isinstance(c, CapturedOptimizer))
+        failed += [steps.failure for c in captured for steps in c.captured if steps.is_on]
         failures = [failure for failure in failed if failure]
         self.channel.emit(event, order=self._current["number"], failures=failures, **fields)
 
