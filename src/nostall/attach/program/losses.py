@@ -55,7 +55,7 @@ class Losses:
 
         @functools.wraps(original)
         def loss(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():  # first, because Dynamo is to trace nothing else of this
+            if is_compiling():
                 return original(*args, **kwargs)
             return losses.made(args, kwargs)
 
@@ -98,6 +98,7 @@ class Losses:
 
 
 def _is_large(logits: Any) -> bool:
+    """Not of tensors without data, with which compilers call the function while they trace it."""
     torch = sys.modules["torch"]
     return (
         type(logits) is torch.Tensor
