@@ -343,7 +343,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # Whole programs
     _row("optimizing.programs", "GPU",
          "How fast are whole programs as written, with their best settings, and with a bundle?",
-         "programs_h200.json programs_h200_cut.json", "optimize.md",
+         "programs_h200.json programs_h200_first.json", "optimize.md",
          module="optimizing.whole_programs"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
