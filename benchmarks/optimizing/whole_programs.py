@@ -3,9 +3,9 @@
     python -m benchmarks run optimizing.programs --out OUT.json [--programs dcgan lstm_lm]
         [--split developed] [--minutes 0.8] [--limit 120] [--rounds 10]
 
-For each program of ``split.json``: it starts as written (twice: the null), with ``--best default``
-and with ``--best graphs``, and is stopped once it has printed some lines.  Meanwhile `nostall
-optimize` writes a bundle; its blocks are timed after that start, and have a null of their own.
+For each program of ``split.json``: `nostall optimize` watches it and writes a bundle.  Once its
+steps were watched, it also starts as written (twice: the null), with ``--best default`` and with
+``--best graphs``, and is stopped once it has printed some lines.
 Then these and `nostall apply --bundle` take turns (:mod:`.taking_turns`).  ``--best`` is what a
 person sets with flags in half an hour: torch.compile in its default mode or with CUDA graphs
 (``mode="reduce-overhead"``), fused optimisers, channels_last, static caches, loader workers.
@@ -54,6 +54,9 @@ LATEST_SECONDS = 60.0
 """For the start with a bundle where ``--total`` has them left; other programs start beside it."""
 START_SECONDS = 30.0
 """Of a program until its steps were watched; what is left of its time is for attempts."""
+WATCH_SECONDS = 40.0
+"""Most seconds that the other starts of a program wait for that."""
+WATCHED = "nostall: watched"
 LEAST_SECONDS = 120.0
 """With less left of ``--total`` no program is started."""
 COMPILE_THREADS = "4"
@@ -152,15 +155,22 @@ def measure(name: str, options: argparse.Namespace, limit: float) -> dict[str, A
         gate: Gate = options.gate
         with Turns(variables, folder, begin + limit, TURNS_SECONDS) as turns:
             gate.starting.append(turns)
-            turns.add(AS_WRITTEN, command)
-            turns.add(NULL, command)
-            for mode in MODES:
-                # Its own caches: Inductor may read a file that another process is writing.
-                caches = _caches(options.cache / name / mode)
-                turns.add(f"{BEST}, {mode}", [*command, "--best", mode], **caches)
+
+            def start() -> None:
+                _wait_watched(folder / "optimize.log")
+                turns.add(AS_WRITTEN, command)
+                turns.add(NULL, command)
+                for mode in MODES:
+                    # Its own caches: Inductor may read a file that another process is writing.
+                    caches = _caches(options.cache / name / mode)
+                    turns.add(f"{BEST}, {mode}", [*command, "--best", mode], **caches)
+
+            starting = threading.Thread(target=start)
+            starting.start()
             left = max(30.0, limit - TURNS_SECONDS - BUNDLE_SECONDS)
             minutes = max(0.1, min(options.minutes, (left - START_SECONDS) / 60))
             found = optimise(command, variables, folder, minutes, left, gate)
+            starting.join()
             bundle = folder / "optimized" / "bundle.json"
             if has_bundle := bundle.exists():
                 apply = [sys.executable, "-m", "nostall", "apply", "--bundle", str(bundle), "--"]
@@ -184,6 +194,15 @@ def measure(name: str, options: argparse.Namespace, limit: float) -> dict[str, A
         "ratios": ratios(samples), "failures": turns.failures, "seconds_until_warm": turns.starts,
         "seconds": time.perf_counter() - begin,
     }  # fmt: skip
+
+
+def _wait_watched(log: Path) -> None:
+    """Wait until the steps of a program were watched: other starts would make them longer."""
+    until = time.perf_counter() + WATCH_SECONDS
+    while time.perf_counter() < until:
+        if log.exists() and WATCHED in log.read_text(errors="replace"):
+            return
+        time.sleep(0.2)
 
 
 def _caches(folder: Path) -> dict[str, str]:

@@ -14,9 +14,11 @@ from pydantic import TypeAdapter
 
 from nostall.core.errors import BadInput
 from nostall.optimizing.diagnosis import (
+    GRAPHS,
     INCLUDED,
     NATIVE,
     NO_GAIN,
+    NOSTALL,
     SEARCH_SECONDS,
     SEARCH_SHARE,
     Facts,
@@ -43,6 +45,8 @@ BLOCK_SECONDS = 0.25
 MIN_ROUNDS, MAX_ROUNDS = 8, 16
 CLEAR = 1.05
 """Times the null's upper end from which the first rounds of blocks decide for a change."""
+LAUNCH_BOUND = 1.3
+"""Gain of CUDA graphs from which launches took much of a step."""
 SMALL_GAIN = 1.01
 """Upper end of an interval below which the first rounds of blocks decide against a change."""
 MAX_BLOCK_STEPS = 200
@@ -336,14 +340,19 @@ class _Job:
         return same and level.change is not None and level.change["kind"] == "optimizer"
 
     def _is_included(self, level: Level) -> bool:
-        """Whether a kept change compiles already what a level would compile; a note says so."""
+        """Whether a kept change makes another compilation needless; a note says so."""
         if not self.options.first_look or not level.change or level.change["kind"] != "compile":
             return False
-        kept = [attempt.level.name for attempt in self.result.kept]
-        others = [name for name in kept if level.name in INCLUDED.get(name, ())]
-        if others:
-            self.result.notes.append(f"not tried: {level.name}, because {others[0]} includes it")
-        return bool(others)
+        for kept in self.result.kept:
+            reason = ""
+            if level.name in INCLUDED.get(kept.level.name, ()):
+                reason = f"{kept.level.name} includes it"
+            elif (level.name, kept.level.name) == (NOSTALL, GRAPHS) and _gains(kept, LAUNCH_BOUND):
+                reason = "it would replace CUDA graphs, with which launches no longer take the time"
+            if reason:
+                self.result.notes.append(f"not tried: {level.name}, because {reason}")
+                return True
+        return False
 
     def _has_time(self, level: Level) -> bool:
         """Whether a quarter of the expected time of a level is left; a note says if not.
@@ -387,7 +396,7 @@ class _Job:
             return Attempt(level, "refused", reason, done["result_class"], kernels=kernels)
         proof = self._compare(kept, [*before, level.name], level.bound)
         outcome, reason = _outcome(proof)
-        reason += _gains(kernels)
+        reason += _gain_of_kernels(kernels)
         return Attempt(level, outcome, reason, done["result_class"], proof, warm, kernels)
 
     def _together(self) -> None:
@@ -469,6 +478,12 @@ def _as_planned(levels: Sequence[Level], plan: Mapping[str, float]) -> list[Leve
     return [replace(known[n], minutes=minutes) for n, minutes in plan.items() if n in known]
 
 
+def _gains(attempt: Attempt, least: float) -> bool:
+    """Whether the interval of a gain is above ``least``."""
+    comparison = attempt.proof.comparison if attempt.proof is not None else None
+    return comparison is not None and comparison.low > least
+
+
 def _same_place(one: Level, other: Level) -> bool:
     """Whether two changes set the same option, as two back ends do."""
     return bool(one.change and other.change and one.change["kind"] == other.change["kind"])
@@ -493,7 +508,7 @@ def _outcome(proof: Proof) -> tuple[Any, str]:
     return "dropped", f"not faster: {numbers}, {null}"
 
 
-def _gains(kernels: Sequence[Mapping[str, Any]]) -> str:
+def _gain_of_kernels(kernels: Sequence[Mapping[str, Any]]) -> str:
     """The gains of single kernels, back to back, in words."""
     found = [f"{k['kernel']} {k['ratio']:.3f}" for k in kernels if k["record"]]
     return f"; kernels alone: {', '.join(found)}" if found else ""

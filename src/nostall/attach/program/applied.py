@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from multiprocessing import parent_process
 
-from nostall.attach.program.captured import CapturedOptimizer
 from nostall.attach.program.changes import Change, OptimizerFlag
+from nostall.attach.program.changing.captured import CapturedOptimizer
+from nostall.attach.program.changing.losses import CompiledLoss
 from nostall.attach.program.kernels import NativeKernels
-from nostall.attach.program.losses import CompiledLoss
 from nostall.attach.program.machine import driver_version, rank, transformers_version
 from nostall.attach.program.roots import other_program
 from nostall.attach.program.session import Session

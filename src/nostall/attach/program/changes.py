@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nostall.attach.program.captured import CapturedOptimizer, CapturedSteps, can_capture
-from nostall.attach.program.generation import StaticCache
+from nostall.attach.program.changing.captured import CapturedOptimizer, CapturedSteps, can_capture
+from nostall.attach.program.changing.generation import StaticCache
+from nostall.attach.program.changing.losses import CompiledLoss, Losses
 from nostall.attach.program.kernels import Kernels, NativeKernels
-from nostall.attach.program.losses import CompiledLoss, Losses
 from nostall.attach.program.roots import RefusedOutput, Switch
 from nostall.attach.program.shadow import (
     CLASSES,

@@ -14,7 +14,6 @@ from typing import Any
 
 from nostall.attach.program.blocks import Schedule, Step, Warming
 from nostall.attach.program.borders import Borders
-from nostall.attach.program.captured import CapturedOptimizer
 from nostall.attach.program.changes import (
     Change,
     compiled_graphs,
@@ -24,10 +23,11 @@ from nostall.attach.program.changes import (
     matmul_precision,
     optimizer_changes,
 )
+from nostall.attach.program.changing.captured import CapturedOptimizer
+from nostall.attach.program.changing.generation import GenerateCall, can_be_static, generated
+from nostall.attach.program.changing.losses import CompiledLoss, Losses
 from nostall.attach.program.channel import Channel
-from nostall.attach.program.generation import GenerateCall, can_be_static, generated
 from nostall.attach.program.kernels import Kernels, NativeKernels
-from nostall.attach.program.losses import CompiledLoss, Losses
 from nostall.attach.program.machine import cpu_name, driver_version, rank, transformers_version
 from nostall.attach.program.roots import (
     MAX_CALLS,

@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from nostall.attach.program import shadow  # noqa: E402
-from nostall.attach.program.captured import can_capture  # noqa: E402
 from nostall.attach.program.changes import (  # noqa: E402
     MARKED,
     ChannelsLast,
@@ -18,7 +17,8 @@ from nostall.attach.program.changes import (  # noqa: E402
     OptimizerFlag,
     make_change,
 )
-from nostall.attach.program.losses import CompiledLoss, Losses  # noqa: E402
+from nostall.attach.program.changing.captured import can_capture  # noqa: E402
+from nostall.attach.program.changing.losses import CompiledLoss, Losses  # noqa: E402
 from nostall.attach.program.roots import Switch  # noqa: E402
 
 pytestmark = [

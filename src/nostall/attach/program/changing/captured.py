@@ -179,9 +179,9 @@ class CapturedSteps:
     def _key(self) -> Hashable | None:
         """What a recorded graph has read and written; None for a step that is never recorded."""
         optimizer, tensor = self.optimizer, sys.modules["torch"].Tensor
-        if getattr(optimizer, "grad_scale", None) is not None or foreign_hooks(optimizer):
-            return None
-        if getattr(optimizer, "found_inf", None) is not None or _is_capturing():
+        if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
+            raise RuntimeError("a GradScaler unscales in its steps, which are not recorded")
+        if foreign_hooks(optimizer) or _is_capturing():
             return None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         used = [p for p in parameters if p.grad is not None]

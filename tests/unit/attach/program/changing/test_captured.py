@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nostall.attach.program import captured  # noqa: E402
-from nostall.attach.program.captured import CapturedSteps, can_capture  # noqa: E402
+from nostall.attach.program.changing import captured  # noqa: E402
+from nostall.attach.program.changing.captured import CapturedSteps, can_capture  # noqa: E402
 from nostall.attach.program.roots import gradients_live_on  # noqa: E402
 
 nn = torch.nn

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nostall.attach.program import losses as module  # noqa: E402
-from nostall.attach.program.losses import CompiledLoss, Losses  # noqa: E402
+from nostall.attach.program.changing import losses as module  # noqa: E402
+from nostall.attach.program.changing.losses import CompiledLoss, Losses  # noqa: E402
 
 functional = torch.nn.functional
 
