@@ -9,8 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from nostall.attach.program.changes import OptimizerFlag  # noqa: E402
 from nostall.attach.program.changing import captured  # noqa: E402
-from nostall.attach.program.changing.captured import CapturedSteps, can_capture  # noqa: E402
+from nostall.attach.program.changing.captured import (  # noqa: E402
+    CapturedOptimizer,
+    CapturedSteps,
+    can_capture,
+)
 from nostall.attach.program.roots import gradients_live_on  # noqa: E402
 
 nn = torch.nn
@@ -133,3 +138,17 @@ def test_gradients_that_live_on_are_seen() -> None:
     optimizer.zero_grad()
     layer(torch.ones(2, 4)).sum().backward()
     assert not gradients_live_on([layer])
+
+
+@pytest.mark.parametrize(("share", "reason"), [(1, ""), (0, "off by")])
+def test_a_graph_that_leaves_work_out_is_refused(share: int, reason: str) -> None:
+    _, optimizer, steps, _ = made()
+    optimizer.step()
+
+    def record(device: Any, function: Callable[[], None]) -> Callable[[], None]:
+        return function if share else lambda: None
+
+    change = CapturedOptimizer([steps], OptimizerFlag([], "fused"), record)
+    found = change.check({})
+    assert (reason in found.refusal) if reason else found.refusal == ""
+    assert "step" not in vars(optimizer)
