@@ -62,7 +62,7 @@ def whole_programs() -> tuple[Headline, ...]:
     slower = sum(ratio < 1 for ratio in ratios_over(BEST, rows))
     notes = {
         AS_WRITTEN: f"{unchanged} of {len(rows)} stay as written: no gain was proven",
-        BEST: f"{slower} are slower: CUDA graphs refused or not reached in time",
+        BEST: f"{slower} are slower: a change refused, or not reached in time",
     }
     labels = {AS_WRITTEN: "as written", BEST: "best flags of a person"}
     return tuple(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.harness.markdown import PAGES, wrapped
@@ -19,8 +19,8 @@ from benchmarks.optimizing.whole_programs import AS_WRITTEN, BEST, BUNDLE, MODES
 
 PAGE = PAGES / "optimize.md"
 FILE = results("optimizing") / "programs_h200.json"
-CUT = results("optimizing") / "programs_h200_cut.json"
-"""A run that was too short for its programs."""
+FIRST = results("optimizing") / "programs_h200_first.json"
+"""The first run, which had half the time."""
 LOSSES = results("optimizing") / "losses_h200.json"
 VLLM = results("optimizing") / "vllm_h200.json"
 _HALVES = {"developed": "developed", "held_out": "held out"}
@@ -49,7 +49,7 @@ def text() -> str:
         "tried": [(f"`{name}`", *one) for name, row in rows.items() for one in _tried(row)],
         "untried": _untried(rows), "bounds": _bounds(rows),
         "lines": "5 to 50 steps each", "times": [_times(name, row) for name, row in rows.items()],
-        "commands": _commands(rows), "cut": CUT, "cut_seconds": _cut_seconds(),
+        "commands": _commands(rows), "first": FIRST, **_first_means(),
         "losses": list(_losses()), "losses_file": LOSSES, "engines": list(_engines()),
         "engines_file": VLLM,
     }  # fmt: skip
@@ -195,6 +195,8 @@ def _tried(row: Row) -> Iterator[tuple[str, str, str]]:
     for note in found.get("notes", []):
         if match := re.match(r"not tried in (--minutes \S+): (.+), which takes", note):
             yield match[2], "not tried", f"too little of {match[1]} was left"
+        elif match := re.match(r"not tried: (.+), because (.+)", note):
+            yield match[1], "not needed", match[2]
         elif "are over" in note or note.startswith("the program ended"):
             yield "–", "ended", note
         elif note.startswith("interrupted"):
@@ -252,8 +254,11 @@ def _commands(rows: Mapping[str, Row]) -> str:
     return "```\n" + "\n".join(lines) + "\n```"
 
 
-def _cut_seconds() -> str:
-    return f"{_option(load(CUT)['command'], '--total'):g}"
+def _first_means() -> dict[str, float]:
+    """Geometric means of the first run."""
+    rows = load(FIRST)["programs"]
+    names = {"first_written": AS_WRITTEN, "first_best": BEST}
+    return {name: geometric_mean(ratios_over(over, rows)) for name, over in names.items()}
 
 
 def ratios_over(over: str, rows: Mapping[str, Row]) -> Sequence[float]:

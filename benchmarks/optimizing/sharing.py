@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 POLL_SECONDS = 0.03
+BETWEEN_SECONDS = 3.0
+"""Between two comparisons of a run, which checks a change there; its blocks are short."""
 BLOCKS = "interleaved blocks"
 """In the last line of a run's log while its blocks are timed."""
 
@@ -76,6 +78,8 @@ class Gate:
         self.starting: list[Starting] = []
         self._holder: object | None = None
         self._wants: list[object] = []
+        self._between = 0.0
+        """Until then a comparison waits, because a run may go on with its next blocks."""
         self._lock = threading.Lock()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -128,8 +132,7 @@ class Gate:
         holder = self._holder
         if isinstance(holder, Run) and not holder.is_timed():
             self._holder = holder = None
-        if holder is None and self._wants:
-            self._holder = self._wants.pop(0)
+            self._between = time.perf_counter() + BETWEEN_SECONDS
         for run in self.runs:
             if run.is_stopped and self._holder is None:
                 self._holder = run
@@ -139,3 +142,5 @@ class Gate:
                     self._holder = run
                 else:
                     run.send(signal.SIGSTOP)
+        if self._holder is None and self._wants and time.perf_counter() > self._between:
+            self._holder = self._wants.pop(0)

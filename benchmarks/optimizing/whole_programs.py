@@ -3,9 +3,9 @@
     python -m benchmarks run optimizing.programs --out OUT.json [--programs dcgan lstm_lm]
         [--split developed] [--minutes 0.8] [--limit 120] [--rounds 10]
 
-For each program of ``split.json``: it starts as written (twice: the null), with ``--best default``
-and with ``--best graphs``, and is stopped once it has printed some lines.  Meanwhile `nostall
-optimize` writes a bundle; its blocks are timed after that start, and have a null of their own.
+For each program of ``split.json``: `nostall optimize` watches it and writes a bundle.  Once its
+steps were watched, it also starts as written (twice: the null), with ``--best default`` and with
+``--best graphs``, and is stopped once it has printed some lines.
 Then these and `nostall apply --bundle` take turns (:mod:`.taking_turns`).  ``--best`` is what a
 person sets with flags in half an hour: torch.compile in its default mode or with CUDA graphs
 (``mode="reduce-overhead"``), fused optimisers, channels_last, static caches, loader workers.
@@ -52,6 +52,15 @@ TURNS_SECONDS, BUNDLE_SECONDS = 40.0, 35.0
 """Time that is kept for the turns of a program, and for the start with its bundle."""
 LATEST_SECONDS = 60.0
 """For the start with a bundle where ``--total`` has them left; other programs start beside it."""
+START_SECONDS = 30.0
+"""Of a program until its steps were watched; what is left of its time is for attempts."""
+WATCH_SECONDS = 40.0
+"""Most seconds that the other starts of a program wait for that."""
+WATCHED = "nostall: watched"
+LEAST_SECONDS = 120.0
+"""With less left of ``--total`` no program is started."""
+COMPILE_THREADS = "4"
+"""Inductor's in each process; its default is one a core, and many processes compile at once."""
 
 
 def programs(split: str = "all") -> dict[str, str]:
@@ -71,7 +80,7 @@ def optimise(
     limit: float, gate: Gate,
 ) -> dict[str, Any]:  # fmt: skip
     """Run `nostall optimize`; what it wrote as JSON, with its duration."""
-    words = [sys.executable, "-m", "nostall", "optimize", "--minutes", str(minutes), "--out",
+    words = [sys.executable, "-m", "nostall", "optimize", "--minutes", f"{minutes:.2f}", "--out",
              str(folder / "optimized"), "--format", "json", "--", *command]  # fmt: skip
     begin, log = time.perf_counter(), folder / "optimize.log"
     with log.open("wb") as errors:
@@ -131,8 +140,8 @@ def merged(files: Sequence[Path]) -> dict[str, Any]:
     return {name: rows[name] for name in programs() if name in rows}
 
 
-def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One program: optimise it, then compare its arms."""
+def measure(name: str, options: argparse.Namespace, limit: float) -> dict[str, Any]:
+    """One program, in ``limit`` seconds: optimise it, then compare its arms."""
     begin = time.perf_counter()
     script = FOLDER / f"{name}.py"
     command = [sys.executable, "-u", str(script), *(["--tiny"] * options.tiny)]
@@ -140,19 +149,28 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         folder = Path(temporary)
         variables = {
             **os.environ, "NOSTALL_HOME": str(folder / "store"),
+            "TORCHINDUCTOR_COMPILE_THREADS": COMPILE_THREADS,
             **_caches(options.cache / name / "tool"),
         }  # fmt: skip
         gate: Gate = options.gate
-        with Turns(variables, folder, begin + options.limit, TURNS_SECONDS) as turns:
+        with Turns(variables, folder, begin + limit, TURNS_SECONDS) as turns:
             gate.starting.append(turns)
-            turns.add(AS_WRITTEN, command)
-            turns.add(NULL, command)
-            for mode in MODES:
-                # Its own caches: Inductor may read a file that another process is writing.
-                caches = _caches(options.cache / name / mode)
-                turns.add(f"{BEST}, {mode}", [*command, "--best", mode], **caches)
-            limit = max(30.0, options.limit - TURNS_SECONDS - BUNDLE_SECONDS)
-            found = optimise(command, variables, folder, options.minutes, limit, gate)
+
+            def start() -> None:
+                _wait_watched(folder / "optimize.log")
+                turns.add(AS_WRITTEN, command)
+                turns.add(NULL, command)
+                for mode in MODES:
+                    # Its own caches: Inductor may read a file that another process is writing.
+                    caches = _caches(options.cache / name / mode)
+                    turns.add(f"{BEST}, {mode}", [*command, "--best", mode], **caches)
+
+            starting = threading.Thread(target=start)
+            starting.start()
+            left = max(30.0, limit - TURNS_SECONDS - BUNDLE_SECONDS)
+            minutes = max(0.1, min(options.minutes, (left - START_SECONDS) / 60))
+            found = optimise(command, variables, folder, minutes, left, gate)
+            starting.join()
             bundle = folder / "optimized" / "bundle.json"
             if has_bundle := bundle.exists():
                 apply = [sys.executable, "-m", "nostall", "apply", "--bundle", str(bundle), "--"]
@@ -178,6 +196,15 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _wait_watched(log: Path) -> None:
+    """Wait until the steps of a program were watched: other starts would make them longer."""
+    until = time.perf_counter() + WATCH_SECONDS
+    while time.perf_counter() < until:
+        if log.exists() and WATCHED in log.read_text(errors="replace"):
+            return
+        time.sleep(0.2)
+
+
 def _caches(folder: Path) -> dict[str, str]:
     """Environment variables of the caches of compilers below a folder."""
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
@@ -189,8 +216,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--programs", nargs="*", help="names of split.json; default: all")
     parser.add_argument("--split", choices=("all", "developed", "held_out"), default="all")
     parser.add_argument("--minutes", type=float, default=0.8, help="of nostall optimize, for each")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds of each program")
-    parser.add_argument("--total", type=float, help="start no program that could end later, s")
+    parser.add_argument("--limit", type=float, default=120.0, help="most seconds of each program")
+    parser.add_argument("--total", type=float, help="seconds of all programs together")
     parser.add_argument(
         "--at-once", type=int, default=1, help="programs that start and compile at once"
     )
@@ -219,11 +246,11 @@ def main(options: argparse.Namespace) -> int:
         while waiting:
             name = waiting.pop(0)
             left = options.ends - time.perf_counter()
-            if not (FOLDER / f"{name}.py").exists() or left < options.limit:
+            if not (FOLDER / f"{name}.py").exists() or left < min(options.limit, LEAST_SECONDS):
                 print(f"{name}: not run", flush=True)
                 continue
             try:
-                row = measure(name, options)
+                row = measure(name, options, min(options.limit, left))
             except Exception as error:  # any: the other programs are still to be measured
                 print(f"{name}: failed: {type(error).__name__}: {error}", flush=True)
                 failed = True

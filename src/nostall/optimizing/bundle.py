@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from nostall import __version__
+from nostall.attach.program.changes import GRAPHS, MARKED
 from nostall.attach.program.machine import CPU, cpu_name
 from nostall.attach.program.start import VARIABLE
 from nostall.core.errors import BadInput, MissingPart
@@ -36,9 +37,10 @@ _GIVEN = {"name", "kind", "value", "result_class"}
 
 
 VALUES: Mapping[str, tuple[str, ...]] = {
-    "compile": ("inductor", "reduce-overhead", "nostall"), "optimizer": ("fused", "foreach"),
+    "compile": ("inductor", GRAPHS, MARKED, "nostall"),
+    "optimizer": ("fused", "foreach", "captured"),
     "memory_format": ("channels_last",), "matmul_precision": ("high",), "generation": ("static",),
-    "native": ("store",), KIND: ("argument=value",),
+    "native": ("store",), "loss": ("inductor",), KIND: ("argument=value",),
 }  # fmt: skip
 """Values of each kind of change; of engines only their form."""
 
@@ -55,6 +57,7 @@ class BundledChange(StrictModel):
         "generation",
         "native",
         "engine",
+        "loss",
     ]
     value: str
     """One of :data:`VALUES`."""
@@ -85,6 +88,15 @@ class BundledKernels(StrictModel):
     """Ids of the store's records in it."""
 
 
+class Identity(StrictModel):
+    """Of which program a bundle is."""
+
+    model: Sha256
+    """Of names, shapes and dtypes of its parameters and buffers."""
+    sources: dict[str, Sha256]
+    """Of the Python files that it imported, by module, without installed packages."""
+
+
 class Machine(StrictModel):
     """What the gain was measured on."""
 
@@ -104,9 +116,10 @@ class Bundle(StrictModel):
     """The file that ``nostall optimize`` writes and ``nostall apply --bundle`` reads."""
 
     format: Literal["nostall program bundle"] = "nostall program bundle"
-    schema_version: Literal[1, 2, 3] = 3
-    """Version 1 has no ``step_is``: its steps are those of optimisers.  Version 2 has no
-    ``kernels``."""
+    schema_version: Literal[4] = 4
+    """Earlier versions do not tell of which program they are."""
+    identity: Identity | None
+    """None in a bundle from a recording of an earlier version, which cannot be applied."""
     command: tuple[str, ...]
     machine: Machine
     step: str | None = None
@@ -143,12 +156,17 @@ def write_bundle(result: Result, path: Path) -> Path:
     null = result.together.comparison.null_low, result.together.comparison.null_high
     bundle = Bundle.model_validate({
         "command": tuple(result.command), "step": result.step, "changes": tuple(changes),
-        "step_is": raw.get("step_is", ""), "machine": machine,
+        "step_is": raw.get("step_is", ""), "machine": machine, "identity": _identity(raw),
         "kernels": _write_kernels(result, path.parent / KERNELS_FILE),
         **_numbers(result.together), "null_interval": null,
     })  # fmt: skip
     write_text_atomically(path, dump_json(bundle) + "\n", parents=True)
     return path
+
+
+def _identity(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    found = raw.get("identity")  # one digest in recordings of earlier versions
+    return found if isinstance(found, dict) else None
 
 
 def _write_kernels(result: Result, path: Path) -> dict[str, Any] | None:
@@ -234,6 +252,11 @@ def bundle_environment(
         raise BadInput(
             f"--bundle: {path} lacks its kernels, or has them without need; make it anew"
         )
+    if bundle.identity is None:
+        raise BadInput(
+            f"--bundle: {path} does not tell of which program it is, because it is from a "
+            "recording of an earlier version; run `nostall optimize` here"
+        )
     if machine.nostall != __version__:
         raise BadInput(_other(path, "nostall", machine.nostall, __version__))
     is_cpu = machine.device.startswith(CPU)
@@ -254,6 +277,7 @@ def bundle_environment(
         "step_is": bundle.step_is,
         "bundle": str(path),
         "machine": json.loads(machine.model_dump_json()),
+        "identity": bundle.identity.model_dump(),
         "changes": [c.model_dump(include=_GIVEN) for c in bundle.changes],
     }
     if engine := [change for change in bundle.changes if change.kind == KIND]:

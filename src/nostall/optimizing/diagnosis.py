@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from nostall.attach.program.changes import GRAPHS as REDUCED
+from nostall.attach.program.changes import MARKED
 from nostall.attach.program.kernels import MAX_KERNELS
 
 NO_GAIN = 1.05
@@ -20,11 +22,18 @@ MIN_STEPS = 10
 """Watched steps that a certificate needs."""
 MUCH_IDLE = 0.3
 """The same from which they are tried before `torch.compile` alone."""
+MOST_CALLS = 8
+"""Calls with gradients in a step, with which CUDA graphs are tried."""
 RANKS = "ranks wait for each other in what a change does not touch"
 STATIC = "static cache"
 GRAPHS = "CUDA graphs"
 NOSTALL = "back end nostall"
+LOSS = "compiled loss"
 NATIVE = "native kernels"
+COMPILE = "torch.compile"
+INCLUDED = {GRAPHS: (COMPILE,), STATIC: (COMPILE, GRAPHS, NOSTALL)}
+"""What needs no attempt where another change is kept: graphs are of compiled code, and with a
+static cache transformers compiles the steps of its ``generate``."""
 SEARCH_SECONDS, SEARCH_SHARE = 90.0, 0.15
 """Most seconds of the searches of all kernels, and their share of the time for attempts."""
 KERNEL_SECONDS = 15.0
@@ -159,7 +168,7 @@ def diagnose(facts: Facts) -> list[Level]:
     """The levels of a program: those to try in their order, then advice."""
     levels = [
         *_generation_levels(facts), *_compile_levels(facts), *_optimizer_levels(facts),
-        *_layout_levels(facts),
+        *_loss_levels(facts), *_layout_levels(facts),
     ]  # fmt: skip
     levels.sort(key=lambda level: level.name == NOSTALL)  # it takes longest
     levels += _kernel_levels(facts)  # of the launches that compiled graphs leave
@@ -203,6 +212,7 @@ _PARTS = {
     "optimizer": ("optimizer",),
     "memory_format": ("forward", "backward", "optimizer"),
     "generation": ("forward",),
+    "loss": ("backward",),
 }
 """Parts of a step that a kind of change may touch."""
 
@@ -253,16 +263,18 @@ def _compile_levels(facts: Facts) -> list[Level]:
     # A module of PyTorch's own classes is not compiled by its method.
     line = "model = torch.compile(model{})" if facts.raw["in_torch"] else "model.compile({})"
     levels = [_level(
-        facts, "torch.compile", "compile", "inductor", minutes=0.5 if graphs_first else 1.5,
+        facts, COMPILE, "compile", "inductor", minutes=0.5 if graphs_first else 1.5,
         result_class=results,
         expected=EVIDENCE if cuda else "not measured on CPUs", line=_written(line, "", roots),
     )]  # fmt: skip
     if cuda:
+        several = facts.raw["calls"] > 1  # their gradients add up in the memory of graphs
         graphs = _level(
-            facts, GRAPHS, "compile", "reduce-overhead", minutes=1.5 if graphs_first else 0.5,
-            result_class=results,
+            facts, GRAPHS, "compile", MARKED if several else REDUCED,
+            minutes=1.5 if graphs_first else 0.5, result_class=results,
             expected="2.05 and 2.19 on two programs, H200 (docs/results/optimize.md)",
-            line=_written(line, 'mode="reduce-overhead"', f"{roots}; clone outputs that you keep"),
+            line=_written(line, f'mode="{REDUCED}"', f"{roots}; clone outputs that you keep"
+                          f"{'; torch.compiler.cudagraph_mark_step_begin()' if several else ''}"),
         )  # fmt: skip
         levels.append(_unusable(graphs, reason) if (reason := _no_graphs(facts)) else graphs)
         levels.append(_level(
@@ -307,8 +319,14 @@ def _no_graphs(facts: Facts) -> str:
         return "not tried with several ranks"
     if facts.idle is not None and facts.idle < MIN_IDLE:
         return f"the device is idle in only {facts.idle:.1%} of a step"
-    if (calls := facts.raw["calls"]) > 1:  # gradients that are added up lie in a graph's memory
-        return f"a step calls modules {calls} times with gradients; graphs are tried for one call"
+    calls = facts.raw["calls"]
+    if facts.raw.get("keeps_gradients", calls > 1):  # recordings of earlier versions lack it
+        return (
+            "gradients live on in the next step (zero_grad(set_to_none=False), or none of it), and "
+            "graphs use their memory again"
+        )
+    if calls > MOST_CALLS:
+        return f"a step calls modules {calls} times with gradients; {MOST_CALLS} are tried at most"
     return ""
 
 
@@ -350,13 +368,26 @@ def _layout_levels(facts: Facts) -> list[Level]:
     return [_unusable(level, facts.raw["obstacle"]) if facts.raw["obstacle"] else level]
 
 
+def _loss_levels(facts: Facts) -> list[Level]:
+    """A loss of large logits that no module computes."""
+    if not (elements := facts.raw.get("loss_elements")):
+        return []
+    level = _level(
+        facts, LOSS, "loss", "inductor", expected="not measured", result_class="within rounding",
+        minutes=0.4, line="functional.cross_entropy = torch.compile(functional.cross_entropy)",
+    )  # fmt: skip
+    touches = f"the loss of {elements / 1e6:.3g} million logits, outside of the modules"
+    return [replace(level, touches=touches, share=None, bound=None, reason="no bound is known")]
+
+
 def _optimizer_levels(facts: Facts) -> list[Level]:
     names = ", ".join(sorted(set(facts.raw["optimizers"]))) or "no optimiser"
-    classes = {"fused": "within rounding", "foreach": "bit-equal"}
+    classes = {"fused": "within rounding", "foreach": "bit-equal", "captured": "within rounding"}
+    lines = {"captured": "with torch.cuda.graph(graph): optimizer.step()  # then graph.replay()"}
     levels = [
         _level(
             facts, f"{flag} optimiser", "optimizer", flag, expected="not measured", minutes=0.3,
-            result_class=classes[flag], line=f"{names}(..., {flag}=True)",
+            result_class=classes[flag], line=lines.get(flag, f"{names}(..., {flag}=True)"),
         )
         for flag in facts.raw["flags"] or ["fused"]
     ]  # fmt: skip

@@ -74,7 +74,7 @@ class EarlierWatch(_Part):
     optimizers: tuple[str, ...]
     world: int
     step_is: str
-    identity: str | dict[str, Any]
+    identity: dict[str, Any]
     """Of the sources that the program imported, and of its tensors."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from pydantic import TypeAdapter
 
 from nostall.core.errors import BadInput
 from nostall.optimizing.diagnosis import (
+    GRAPHS,
+    INCLUDED,
+    NATIVE,
     NO_GAIN,
+    NOSTALL,
     SEARCH_SECONDS,
     SEARCH_SHARE,
     Facts,
@@ -49,6 +54,12 @@ from nostall.optimizing.result import Attempt, Result, interval, one_after_the_o
 
 BLOCK_SECONDS = 0.25
 MIN_ROUNDS, MAX_ROUNDS = 8, 16
+CLEAR = 1.05
+"""Times the null's upper end from which the first rounds of blocks decide for a change."""
+LAUNCH_BOUND = 1.3
+"""Gain of CUDA graphs from which launches took much of a step."""
+SMALL_GAIN = 1.01
+"""Upper end of an interval below which the first rounds of blocks decide against a change."""
 MAX_BLOCK_STEPS = 200
 WARM_SECONDS, WARM_STEPS = 180.0, 400
 TRACE_SECONDS = 30.0
@@ -73,6 +84,11 @@ class Options:
     watch_steps: int = 30
     watch_seconds: float = 3.0
     seed: int = 0
+    first_look: bool = True
+    """Let the first rounds decide where they are clear, and leave out what a kept change includes;
+    False for recordings of versions that did neither."""
+    stored_only: bool = False
+    """Try only what the store has for the program's own kernels, and search nothing."""
     quiet_output: bool = False
     """Print what the program prints on standard error, so that standard output is the result."""
 
@@ -209,7 +225,8 @@ def replay(recording: Recording, say: Say) -> Result:
         known = NotDerived.model_validate(recording.result)
         if unknown := recording.options.keys() - asdict(Options()).keys():
             raise ValueError(f"unknown option {min(unknown)}")
-        options = TypeAdapter(Options).validate_python(recording.options)
+        given = {"first_look": False, **recording.options}
+        options = TypeAdapter(Options).validate_python(given)
         result = Result(
             known.command, options.step, command_files=known.command_files,
             files=known.files_written_while_watched, exit_code=known.program_exit_code,
@@ -339,6 +356,8 @@ class _Job:
         for level in self.result.levels:
             if level.change in self.changes:
                 continue
+            if self._is_included(level) or (self.options.stored_only and level.name != NATIVE):
+                continue
             if level.change and not self._is_settled(level) and self._has_time(level):
                 attempt = self._attempt(level)
                 self._add(attempt)
@@ -405,9 +424,29 @@ class _Job:
         same = any(_same_place(attempt.level, level) for attempt in self.result.kept)
         return same and level.change is not None and level.change["kind"] == "optimizer"
 
+    def _is_included(self, level: Level) -> bool:
+        """Whether a kept change makes another compilation needless; a note says so."""
+        if not self.options.first_look or not level.change or level.change["kind"] != "compile":
+            return False
+        for kept in self.result.kept:
+            reason = ""
+            if level.name in INCLUDED.get(kept.level.name, ()):
+                reason = f"{kept.level.name} includes it"
+            elif (level.name, kept.level.name) == (NOSTALL, GRAPHS) and _gains(kept, LAUNCH_BOUND):
+                reason = "it would replace CUDA graphs, with which launches no longer take the time"
+            if reason:
+                self.result.notes.append(f"not tried: {level.name}, because {reason}")
+                return True
+        return False
+
     def _has_time(self, level: Level) -> bool:
-        """Whether a quarter of the expected time of a level is left; a note says if not."""
+        """Whether a quarter of the expected time of a level is left; a note says if not.
+
+        The time to measure all kept changes together is not counted as left.
+        """
         left = (self.until - self.program.clock()) / 60
+        if self.result.kept and self.options.first_look:
+            left -= 1.5 * MIN_ROUNDS * 3 * (BLOCK_SECONDS + self.step_seconds) / 60
         if left < level.minutes / 4:
             self.result.limit = _limit(self.options)
             self.result.notes.append(
@@ -429,7 +468,7 @@ class _Job:
         more: dict[str, Any] = {}
         if change["kind"] == "native":  # what kept changes launch is searched
             seconds = min(SEARCH_SECONDS, 60 * SEARCH_SHARE * self.options.minutes)
-            more = {"arm": kept, "seconds": seconds}
+            more = {"arm": kept, "seconds": 0.0 if self.options.stored_only else seconds}
         *others, done = self._ask(do="check", name=level.name, **more)
         kernels = next((e["kernels"] for e in others if e["event"] == "kernels"), ())
         if done["refusal"]:
@@ -443,7 +482,7 @@ class _Job:
             return Attempt(level, "refused", reason, done["result_class"], kernels=kernels)
         proof = self._compare(kept, [*before, level.name], bound)
         outcome, reason = _outcome(proof)
-        reason += _gains(kernels)
+        reason += _gain_of_kernels(kernels)
         return Attempt(level, outcome, reason, done["result_class"], proof, warm, kernels)
 
     def _gain(self) -> float:
@@ -480,13 +519,19 @@ class _Job:
     ) -> Proof:
         steps, rounds = self._plan()
         order = block_order(rounds, self.options.seed + self.program.orders)
-        self.say(f"{', '.join(changed)}: {len(order)} interleaved blocks of {steps} steps")
-        events = self._ask(
-            do="blocks", arms=[original, changed, original], blocks=order, steps=steps,
-            each=self.facts.varied,
-        )  # fmt: skip
-        blocks = [event for event in events if event["event"] == "block"]
-        proof = prove(blocks, each=self.facts.varied, bound=bound, seed=self.options.seed)
+        first = [MIN_ROUNDS] if self.options.first_look and rounds > MIN_ROUNDS else []
+        blocks: list[Mapping[str, Any]] = []
+        for begin, end in pairwise([0, *first, rounds]):
+            part = order[3 * begin : 3 * end]
+            self.say(f"{', '.join(changed)}: {len(part)} interleaved blocks of {steps} steps")
+            events = self._ask(
+                do="blocks", arms=[original, changed, original], blocks=part, steps=steps,
+                each=self.facts.varied,
+            )  # fmt: skip
+            blocks += [event for event in events if event["event"] == "block"]
+            proof = prove(blocks, each=self.facts.varied, bound=bound, seed=self.options.seed)
+            if _is_clear(proof):
+                break
         self.step_seconds = proof.seconds[0] or self.step_seconds
         if self.program.ranks_agree() and not self.program.ranks_agree(self.program.orders):
             return replace(proof, refusal="the parameters of the ranks differ since then")
@@ -541,9 +586,23 @@ def _as_planned(levels: Sequence[Level], plan: Mapping[str, float]) -> list[Leve
     return [replace(known[n], minutes=minutes) for n, minutes in plan.items() if n in known]
 
 
+def _gains(attempt: Attempt, least: float) -> bool:
+    """Whether the interval of a gain is above ``least``."""
+    comparison = attempt.proof.comparison if attempt.proof is not None else None
+    return comparison is not None and comparison.low > least
+
+
 def _same_place(one: Level, other: Level) -> bool:
     """Whether two changes set the same option, as two back ends do."""
     return bool(one.change and other.change and one.change["kind"] == other.change["kind"])
+
+
+def _is_clear(proof: Proof) -> bool:
+    """Whether more blocks would hardly change a verdict."""
+    c = proof.comparison
+    if c is None or proof.refusal:
+        return False
+    return c.low > CLEAR * max(1.0, c.null_high) or c.high < SMALL_GAIN
 
 
 def _outcome(proof: Proof) -> tuple[Any, str]:
@@ -557,7 +616,7 @@ def _outcome(proof: Proof) -> tuple[Any, str]:
     return "dropped", f"not faster: {numbers}, {null}"
 
 
-def _gains(kernels: Sequence[Mapping[str, Any]]) -> str:
+def _gain_of_kernels(kernels: Sequence[Mapping[str, Any]]) -> str:
     """The gains of single kernels, back to back, in words."""
     found = [f"{k['kernel']} {k['ratio']:.3f}" for k in kernels if k["record"]]
     return f"; kernels alone: {', '.join(found)}" if found else ""

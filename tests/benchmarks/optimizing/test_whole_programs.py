@@ -100,7 +100,7 @@ def test_incomplete_rounds_are_left_out(tmp_path: Path) -> None:
 
 
 def test_the_measured_ratios_follow_from_their_samples() -> None:
-    files = ("programs_h200.json", "programs_h200_cut.json")
+    files = ("programs_h200.json", "programs_h200_first.json")
     contents = [load(results("optimizing") / file) for file in files]
     for row in (row for content in contents for row in content["programs"].values()):
         found = ratios(row["step_seconds"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nostall import __version__
+from nostall.attach.program.changes import MARKED
 from nostall.attach.program.machine import cpu_name
 from nostall.attach.program.start import VARIABLE
 from nostall.core.errors import BadInput, MissingPart
@@ -34,7 +35,7 @@ def facts(
         "cuda": False, "device": cpu_name(), "driver": None, "torch": "2.13.0", "threads": 1,
         "roots": ["GPT"], "obstacle": "", "flags": ["fused"], "optimizers": ["AdamW"], "world": 1,
         "loader": {"workers": 0, "pinned": False}, "peak_bytes": 1 << 30, "step_is": "",
-        "identity": "0" * 64,
+        "identity": {"model": "0" * 64, "sources": {"__main__": "1" * 64}},
         "mean_seconds": 1.0, "calls": 1, "in_torch": False, "images": False,
         "matmul_precision": "highest", "trace_obstacle": "the program has a profiler of its own",
         "trace": {"obstacle": "the program has a profiler of its own"}, "trace_file": None,
@@ -117,14 +118,22 @@ def test_reading_data_in_the_program_remains_and_in_workers_does_not() -> None:
     assert bounds(workers)["torch.compile"] == pytest.approx(2.0)
 
 
-def test_without_gaps_no_graphs_and_with_several_calls_neither() -> None:
+def test_no_graphs_without_gaps_or_where_gradients_live_on() -> None:
     levels = {level.name: level for level in diagnose(on_gpu(trace={"busy": 0.96}))}
     assert levels["CUDA graphs"].change is None and "only 4.0%" in levels["CUDA graphs"].reason
     assert levels["torch.compile"].change is not None
     idle = diagnose(on_gpu(trace={"busy": 0.6, "without_compile": 0.4, "without_optimizer": 0.5}))
     assert idle[0].name == "CUDA graphs" and diagnose(on_gpu())[0].name == "torch.compile"
-    twice = {level.name: level for level in diagnose(on_gpu(calls=2))}
-    assert "2 times" in twice["CUDA graphs"].reason
+    twice = diagnose(on_gpu(calls=2, keeps_gradients=False))
+    assert [level.change for level in twice if level.name == "CUDA graphs"] == [
+        {"name": "CUDA graphs", "kind": "compile", "value": MARKED}
+    ]
+    for kept in ({"calls": 2}, {"calls": 1, "keeps_gradients": True}):
+        levels = {level.name: level for level in diagnose(on_gpu(**kept))}
+        assert levels["CUDA graphs"].change is None
+        assert "gradients live on" in levels["CUDA graphs"].reason
+    often = {level.name: level for level in diagnose(on_gpu(calls=9, keeps_gradients=False))}
+    assert "9 times" in often["CUDA graphs"].reason
     inference = {level.name: level for level in diagnose(on_gpu(calls=0))}
     assert inference["CUDA graphs"].change is not None
 
@@ -213,7 +222,8 @@ def test_a_bundle_is_read_back_and_applied_here(tmp_path: Path) -> None:
     bundle = read_bundle(path)
     assert [change.value for change in bundle.changes] == ["fused"]
     settings = json.loads(bundle_environment(bundle, path, {"A": "b"}, None)[VARIABLE])
-    assert settings["step_is"] == "" and bundle.schema_version == 3
+    assert settings["step_is"] == "" and bundle.schema_version == 4
+    assert settings["identity"] == facts().raw["identity"]
     assert settings["changes"] == [
         {
             "name": "fused optimiser",
@@ -230,10 +240,10 @@ def test_a_bundle_tells_what_its_steps_are(tmp_path: Path) -> None:
     path = write_bundle(found, tmp_path / "bundle.json")
     settings = json.loads(bundle_environment(read_bundle(path), path, {}, None)[VARIABLE])
     assert settings["step_is"] == "each call of GPT"
-    document = json.loads(path.read_text())
-    del document["step_is"]
-    path.write_text(json.dumps({**document, "schema_version": 1}))
-    assert read_bundle(path).step_is == ""
+    found.facts = facts(identity="0" * 64)  # of a recording of an earlier version
+    write_bundle(found, path)
+    with pytest.raises(BadInput, match="of which program it is"):
+        bundle_environment(read_bundle(path), path, {}, None)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +278,7 @@ def test_a_gpu_bundle_is_refused_on_another_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("schema_version", 4, "schema_version is '4'; allowed are 1, 2, 3"),
+        ("schema_version", 3, "schema_version is '3'; allowed are 4"),
         ("changes", [{"kind": "exec"}], "changes.0"),
         ("hook", "import os", "hook is an unknown key"),
         ("ratio", "fast", "ratio is 'fast'"),

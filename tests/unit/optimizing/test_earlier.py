@@ -47,7 +47,7 @@ def test_attempts_are_read_back(tmp_path: Path) -> None:
         ({"torch": "2.11.0"}, "torch was 2.13.0"),
         ({"roots": ["Net"]}, "modules was ['GPT']"),
         ({"world": 2}, "ranks was 1"),
-        ({"identity": "1" * 64}, "the digest of its sources and parameters was 000"),
+        ({"identity": {"model": "2" * 64}}, "the digest of its sources and parameters was {'mod"),
     ],
 )
 def test_another_program_or_machine_is_refused(

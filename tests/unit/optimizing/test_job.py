@@ -84,6 +84,19 @@ def test_gains_are_kept_and_saved_one_by_one() -> None:
     assert ("check", ("torch.compile",)) in program.asked
 
 
+def test_what_a_kept_change_includes_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = {**facts(cuda=True).raw, "keeps_gradients": False}
+    monkeypatch.setitem(SPEEDS, "CUDA graphs", 2.0)
+    result, program, _ = run(raw, minutes=1e6)
+    tried = [names[0] for what, names in program.asked if what == "check"]
+    assert tried[0] == "CUDA graphs" and not {"torch.compile", "back end nostall"} & set(tried)
+    assert "not tried: torch.compile, because CUDA graphs includes it" in result.notes
+    assert result.attempts[0].proof is not None and result.attempts[0].proof.pairs == 8
+    monkeypatch.setitem(SPEEDS, "CUDA graphs", 1.1)
+    _, program, _ = run(raw, minutes=1e6)
+    assert ("check", ("back end nostall",)) in program.asked
+
+
 def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:
     made = written(tmp_path)  # torch.compile was dropped, the fused optimiser is kept
     earlier = read_earlier(tmp_path, made.command, None)

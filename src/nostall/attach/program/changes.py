@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nostall.attach.program.generation import StaticCache
+from nostall.attach.program.changing.captured import CapturedOptimizer, CapturedSteps, can_capture
+from nostall.attach.program.changing.generation import StaticCache
+from nostall.attach.program.changing.losses import CompiledLoss, Losses
 from nostall.attach.program.kernels import Kernels, NativeKernels
 from nostall.attach.program.roots import RefusedOutput, Switch
 from nostall.attach.program.shadow import (
@@ -21,22 +23,35 @@ from nostall.attach.program.shadow import (
     raise_version_limit,
 )
 
-GRAPHS = "reduce-overhead"
-"""The mode of ``torch.compile`` with CUDA graphs."""
+GRAPHS, MARKED = "reduce-overhead", "reduce-overhead, marked steps"
+"""The mode of ``torch.compile`` with CUDA graphs; the same for several calls with gradients."""
+MOST_MARKED = 16
+"""Calls of modules since a mark from which they run as they were: their graphs would be many."""
 RECORDED = 3
 """Calls after which a CUDA graph is replayed: one warms up, one records."""
 
+CAPTURED = "captured"
+"""The value of an optimiser whose steps are replayed CUDA graphs."""
+MUCH_IMAGES = 0.1
+"""Share of a module's parameters that its convolutions hold, from which their layout matters."""
 FUSED = ("Adam", "AdamW", "SGD")
 """Optimisers whose state is the same with ``fused``, but for the device of its step counters."""
 FOREACH = (*FUSED, "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adadelta", "ASGD")
 
 
 class Compile:
-    """``module.compile(backend=...)`` of every root, or ``mode="reduce-overhead"``."""
+    """``module.compile(backend=...)`` of every root, or ``mode="reduce-overhead"``.
 
-    def __init__(self, switches: Sequence[Switch], value: str) -> None:
+    Gradients lie in the memory of CUDA graphs.  Where several calls of a step add theirs up, graphs
+    may overwrite them only from one step of the program to the next, which ``marker`` marks: the
+    optimiser that steps last.
+    """
+
+    def __init__(self, switches: Sequence[Switch], value: str, marker: Any = None) -> None:
         self.switches, self.backend = switches, value
-        self.graphs = value == GRAPHS
+        self.graphs, self.is_marked = value in (GRAPHS, MARKED), value == MARKED
+        self.marker, self._since = marker, 0
+        self._hook: Any = None
         if self.graphs:
             self.backend = "inductor"
         self._compiled: list[Any] | None = None
@@ -44,9 +59,13 @@ class Compile:
 
     def missing(self) -> str:
         """Why nothing would be changed; empty if something would."""
+        if self.is_marked and self.marker is None:
+            return "no step of an optimiser ends the steps, which several calls with gradients need"
         return "" if self.switches else "no call of a module can be switched"
 
     def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
+        if reason := self.missing():
+            return Finding("bit-equal", reason)
         worst = Finding("within rounding")  # equal bits in one step do not promise them in others
         for switch in self.switches:
             root = switch.root
@@ -55,7 +74,8 @@ class Compile:
             warm = RECORDED if self.graphs else 0
             raise_version_limit()
             seen = calls.get(switch.number, ())
-            finding = check_module(root, seen, self._version, warm=warm)
+            step = self._mark if self.is_marked else None
+            finding = check_module(root, seen, self._version, warm=warm, step=step)
             if not finding.refusal and not compiled_graphs():
                 finding = finding._replace(refusal="torch.compile finds nothing to compile in it")
             if finding.refusal:
@@ -75,9 +95,29 @@ class Compile:
                 return module._call_impl(*args, **kwargs)
 
         version = torch.compile(call, backend=self.backend, options=options or None)
-        return _with_own_outputs(version) if self.graphs else version
+        version = _with_own_outputs(version) if self.graphs else version
+        return self._within_step(module, version) if self.is_marked else version
+
+    def _within_step(self, module: Any, version: Any) -> Any:
+        """``version`` for the calls with gradients of one step; others run as they were."""
+        is_grad_enabled = sys.modules["torch"].is_grad_enabled
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._since >= MOST_MARKED or not is_grad_enabled():
+                return module._call_impl(*args, **kwargs)
+            self._since += 1
+            return version(*args, **kwargs)
+
+        return call
+
+    def _mark(self, *_: Any) -> None:
+        """A step begins: the memory of graphs of the one before may be used again."""
+        self._since = 0
+        sys.modules["torch"].compiler.cudagraph_mark_step_begin()
 
     def on(self) -> None:
+        if self.is_marked and self._hook is None:
+            self._hook = self.marker.register_step_post_hook(self._mark)
         if self._compiled is None:
             self._reports = len(_nostall_reports())
             self._compiled = [self._version(s.root, False) for s in self.switches]
@@ -87,6 +127,9 @@ class Compile:
     def off(self) -> None:
         for switch in self.switches:
             switch.target = None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def is_settled(self) -> bool:
         """Whether the back end nostall has selected the versions of all graphs."""
@@ -132,6 +175,8 @@ class OptimizerFlag:
     def __init__(self, optimizers: Sequence[Any], flag: str) -> None:
         self.flag = flag
         self.optimizers = [o for o in optimizers if can_set(o, flag)]
+        self._counters: dict[int, tuple[Any, Any]] = {}
+        """Parameters by identity, and their counters of steps on the device."""
 
     def missing(self) -> str:
         """Why nothing would be changed; empty if something would."""
@@ -140,7 +185,7 @@ class OptimizerFlag:
     def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
         worst = Finding("within rounding" if self.flag == "fused" else "bit-equal")
         for optimizer in self.optimizers:
-            finding = check_optimizer(optimizer, lambda copy: self._set(copy, True))
+            finding = check_optimizer(optimizer, lambda copy: self.set(copy, True))
             if finding.refusal:
                 return finding
             worst = max(worst, finding, key=Finding.rank)
@@ -151,13 +196,23 @@ class OptimizerFlag:
 
     def on(self) -> None:
         for optimizer in self.optimizers:
-            self._set(optimizer, True)
+            self.set(optimizer, True)
+            self._keep_counters(optimizer)
 
     def off(self) -> None:
         for optimizer in self.optimizers:
-            self._set(optimizer, None)
+            self.set(optimizer, None)
 
-    def _set(self, optimizer: Any, value: bool | None) -> None:
+    def _keep_counters(self, optimizer: Any) -> None:
+        """Keep the counters where they were when it was on before: recorded graphs read them."""
+        for parameter, state in optimizer.state.items():
+            counter = state.get("step")
+            if self.flag == "fused" and counter is not None:
+                _, kept = self._counters.setdefault(id(parameter), (parameter, counter))
+                state["step"] = kept if kept is counter else kept.copy_(counter)
+
+    def set(self, optimizer: Any, value: bool | None) -> None:
+        """Set the flag of an optimiser, or take it back (None)."""
         for group in optimizer.param_groups:
             group[self.flag] = value
         if self.flag != "fused":
@@ -179,6 +234,7 @@ class ChannelsLast:
     """``module.to(memory_format=torch.channels_last)`` of roots with convolutions of images.
 
     The tensors keep their identity: their data moves between two stores, each with one layout.
+    Outputs in the other layout are copied to the first one, which the program may rely on.
     """
 
     def __init__(self, switches: Sequence[Switch], optimizers: Sequence[Any]) -> None:
@@ -187,6 +243,8 @@ class ChannelsLast:
         self._stores: list[tuple[Any, Any]] | None = None
         """Tensors, and the data that each of them does not use."""
         self._is_on = False
+        self._hooks: list[Any] = []
+        self._to_first = _outputs_to_first_layout()
 
     def missing(self) -> str:
         """Why nothing would be changed, or something else with it; empty otherwise."""
@@ -236,7 +294,8 @@ class ChannelsLast:
                 for name, parameter in module.named_parameters()
                 if parameter.dim() == 4
             }
-            return torch.func.functional_call(module, other, args, kwargs)
+            result = torch.func.functional_call(module, other, args, kwargs)
+            return self._to_first(module, args, result)
 
         return call
 
@@ -252,10 +311,13 @@ class ChannelsLast:
             ]
         if not self._is_on:
             self._swap()
+            self._hooks = [s.root.register_forward_hook(self._to_first) for s in self.switches]
 
     def off(self) -> None:
         if self._is_on:
             self._swap()
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def _tensors(self) -> list[Any]:
         """Parameters and buffers of four dimensions, and what optimisers keep of these."""
@@ -283,14 +345,40 @@ class ChannelsLast:
         self._is_on = not self._is_on
 
 
+def _outputs_to_first_layout() -> Callable[[Any, Any, Any], Any]:
+    """A forward hook that gives images in channels-last layout PyTorch's first one."""
+    torch = sys.modules["torch"]
+    last = torch.channels_last
+
+    def contiguous(tensor: Any) -> Any:
+        is_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=last)
+        return tensor.contiguous() if is_last else tensor
+
+    def hook(module: Any, args: Any, output: Any) -> Any:
+        is_tensor = isinstance(output, torch.Tensor)
+        return contiguous(output) if is_tensor else map_tensors(output, contiguous)
+
+    return hook
+
+
 def has_images(root: Any) -> bool:
-    """Whether ``root`` has convolutions of images whose weights are not in channels-last layout."""
+    """Whether convolutions of images are much of ``root``, with weights in PyTorch's first layout.
+
+    The embedding of a transformer's patches is not: another layout would compile all anew.
+    """
     torch = sys.modules["torch"]
     kinds = torch.nn.Conv2d, torch.nn.ConvTranspose2d
     weights = [m.weight for m in root.modules() if isinstance(m, kinds)]
-    return any(
+    size = sum(p.numel() for p in root.parameters())
+    return sum(w.numel() for w in weights) >= MUCH_IMAGES * size and any(
         w.dim() == 4 and not w.is_contiguous(memory_format=torch.channels_last) for w in weights
     )
+
+
+def optimizer_changes(optimizers: Sequence[Any]) -> list[str]:
+    """Values of the kind ``optimizer`` that one of ``optimizers`` can take, first to try first."""
+    captured = [CAPTURED] if any(map(can_capture, optimizers)) else []
+    return captured + [f for f in ("fused", "foreach") if any(can_set(o, f) for o in optimizers)]
 
 
 def can_set(optimizer: Any, flag: str) -> bool:
@@ -359,7 +447,10 @@ class MatmulPrecision:
             self._before = None
 
 
-Change = Compile | OptimizerFlag | ChannelsLast | MatmulPrecision | StaticCache | NativeKernels
+Change = (
+    Compile | OptimizerFlag | CapturedOptimizer | ChannelsLast | MatmulPrecision | StaticCache
+    | NativeKernels | CompiledLoss
+)  # fmt: skip
 """Each has ``check``, which tries it on copies, ``on`` and ``off``, which can be repeated, and
 ``missing``, for programs that a bundle was not measured on."""
 
@@ -369,18 +460,27 @@ def make_change(
     switches: Sequence[Switch],
     optimizers: Sequence[Any],
     kernels: Kernels | None = None,
+    marker: Any = None,
+    losses: Losses | None = None,
 ) -> Change:
     """The change that a description names: its ``kind`` and ``value``.
+
+    ``marker``: the optimiser whose step ends a step of the program.
 
     Raises :class:`ValueError` for a kind that this version does not know.
     """
     kind, value = description["kind"], description["value"]
     if kind == "native" and kernels is not None:
         return NativeKernels(kernels)
+    if kind == "loss" and losses is not None:
+        return CompiledLoss(losses)
     if kind == "matmul_precision":
         return MatmulPrecision(value)
     if kind == "compile":
-        return Compile(switches, value)
+        return Compile(switches, value, marker)
+    if kind == "optimizer" and value == CAPTURED:
+        captured = [CapturedSteps(o) for o in optimizers if can_capture(o)]
+        return CapturedOptimizer(captured, OptimizerFlag([c.optimizer for c in captured], "fused"))
     if kind == "optimizer":
         return OptimizerFlag(optimizers, value)
     if kind == "memory_format":

@@ -16,8 +16,11 @@ MAX_DEPTH, MAX_ITEMS = 4, 64
 MAX_CALLS = 8
 """Calls of a step whose shapes are part of its key; further ones are only counted."""
 
+MAX_GRADIENTS = 8
+"""Gradients of a module that are looked at in each watched step."""
+_SEEN = "_nostall_seen"
 MAX_SOURCE_BYTES = 1 << 22
-"""Larger source files of a program count by their names and sizes."""
+"""Larger source files of a program count by their sizes."""
 
 Made = Callable[[Any, Callable[..., Any], Any, Any], Any]
 """Module, its call, positional and keyword arguments; gives the result of the call."""
@@ -42,30 +45,39 @@ def find_roots(optimizers: Sequence[Any]) -> list[Any]:
     return roots
 
 
-def program_identity(roots: Sequence[Any]) -> str:
-    """sha256 of what the program computes: its sources, and names, shapes and dtypes of tensors.
+def gradients_live_on(roots: Sequence[Any]) -> bool:
+    """Whether a gradient is the tensor that it was when this was asked before.
 
-    Sources are the Python files that it imported, other than installed packages and nostall.
+    The memory of CUDA graphs, in which they lie, is used again by then.
     """
-    digest = hashlib.sha256()
+    lives_on = False
     for root in roots:
-        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-    for path in _sources():
-        digest.update(f"{path}\n".encode())
-        with contextlib.suppress(OSError):
-            size = path.stat().st_size
-            data = path.read_bytes() if size <= MAX_SOURCE_BYTES else str(size).encode()
-            digest.update(data)
-    return digest.hexdigest()
+        trained = [p for p in root.parameters() if p.grad is not None]
+        for parameter in trained[:MAX_GRADIENTS]:
+            lives_on = lives_on or hasattr(parameter.grad, _SEEN)
+            setattr(parameter.grad, _SEEN, True)
+    return lives_on
 
 
-def _sources() -> list[Path]:
-    """Python files of the modules that the program imported, without installed packages."""
+def model_identity(roots: Sequence[Any]) -> str:
+    """sha256 of names, shapes and dtypes of the parameters and buffers of ``roots``."""
+    found = []
+    for root in roots:
+        tensors = (*root.named_parameters(), *root.named_buffers())
+        lines = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
+        found.append("\n".join([type(root).__name__, *lines]))
+    return hashlib.sha256("\n\n".join(sorted(found)).encode()).hexdigest()
+
+
+def source_identity() -> dict[str, str]:
+    """sha256 of the Python files that the program imported, by module.
+
+    Installed packages and nostall are left out; of large files the size counts.
+    """
     installed = [Path(path).resolve() for path in sysconfig.get_paths().values()]
     installed += [Path(__file__).resolve().parents[2]]
-    found = set()
-    for name, module in list(sys.modules.items()):
+    found = {}
+    for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         # Inductor's generated code belongs to modules below torch, in files of changing names.
         if not isinstance(file, str) or not file.endswith(".py") or name.startswith("torch."):
@@ -73,8 +85,29 @@ def _sources() -> list[Path]:
         path = Path(file).resolve()
         is_package = {"site-packages", "dist-packages"} & set(path.parts)
         if not is_package and not any(path.is_relative_to(folder) for folder in installed):
-            found.add(path)
-    return sorted(found)
+            with contextlib.suppress(OSError):
+                size = path.stat().st_size
+                data = path.read_bytes() if size <= MAX_SOURCE_BYTES else str(size).encode()
+                found[name] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def other_program(identity: Mapping[str, Any], roots: Sequence[Any]) -> str:
+    """Why this program is not the one of an ``identity``; empty if nothing shows that.
+
+    Modules that only one of the two has imported by now are not compared.
+    """
+    here = source_identity()
+    changed = [n for n, digest in identity["sources"].items() if here.get(n, digest) != digest]
+    if changed:
+        named = ", ".join(changed[:3])
+        return f"the source of {named} is not what was measured; run `nostall optimize` again"
+    if model_identity(roots) != identity["model"]:
+        return (
+            "the parameters have other names, shapes or dtypes than those that were measured; run "
+            "`nostall optimize` again"
+        )
+    return ""
 
 
 def obstacle(root: Any) -> str | None:

@@ -26,6 +26,11 @@ class Segments:
         self._removals: list[Callable[[], None]] = []
         self._depth, self._watches_backward = 0, False
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a part is running."""
+        return bool(self._depth)
+
     def take(self) -> dict[str, float]:
         """The seconds of each part; counting begins anew."""
         taken, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)

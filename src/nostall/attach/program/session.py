@@ -10,36 +10,37 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from multiprocessing import parent_process
 from typing import Any
 
 from nostall.attach.program.blocks import Schedule, Step, Warming
 from nostall.attach.program.borders import Borders
 from nostall.attach.program.changes import (
     Change,
-    OptimizerFlag,
-    can_set,
     compiled_graphs,
     has_images,
     is_in_torch,
     make_change,
     matmul_precision,
+    optimizer_changes,
 )
+from nostall.attach.program.changing.captured import CapturedOptimizer
+from nostall.attach.program.changing.generation import GenerateCall, can_be_static, generated
+from nostall.attach.program.changing.losses import CompiledLoss, Losses
 from nostall.attach.program.channel import Channel
-from nostall.attach.program.generation import GenerateCall, can_be_static, generated
 from nostall.attach.program.kernels import Kernels, NativeKernels
 from nostall.attach.program.machine import cpu_name, driver_version, rank, transformers_version
 from nostall.attach.program.roots import (
     MAX_CALLS,
     Switch,
     find_roots,
+    gradients_live_on,
+    model_identity,
     obstacle,
-    program_identity,
     shapes,
+    source_identity,
 )
 from nostall.attach.program.segments import PARTS, Segments
 from nostall.attach.program.shadow import (
-    CLASSES,
     Call,
     clone,
     current_autocast,
@@ -74,6 +75,7 @@ class Session:
         self.borders = Borders()
         self.segments = Segments(_clock)
         self.kernels = Kernels()
+        self.losses = Losses(lambda: not self.segments.is_inside)
         self._optimizers: list[weakref.ref[Any]] = []
         self.switches: list[Switch] = []
         self.switch_obstacle = "no step has ended"
@@ -90,6 +92,8 @@ class Session:
         self._last = self._looked = 0.0
         self._ended = self._busy = self._gave_up = False
         self._closing_changes, self._uninstalled = 0, True
+        self._keeps_gradients = False
+        """Whether a gradient of one step was seen in the next one, and not made anew."""
         self.roots: list[Any] = []
         self._current: Mapping[str, Any] = {}
         self._overflows: list[Any] = []
@@ -226,6 +230,7 @@ class Session:
         else:
             self.switch_obstacle = ""
             self.switches = [Switch(root, self._calls, self._capture) for root in self.roots]
+            self.losses.install(sys.modules["torch"].nn.functional)
             for number, switch in enumerate(self.switches):
                 switch.number = number
                 switch.eager = self.segments.timed("forward", switch.eager)
@@ -234,6 +239,7 @@ class Session:
         assert self._watched is not None
         parts = self.segments.take()
         self._watched.append((step.key, now - self._last, parts))
+        self._keeps_gradients |= gradients_live_on(self.roots)
         kept = self._watched[SETTLED:]
         if not kept:
             self._sync()
@@ -255,6 +261,8 @@ class Session:
         if self.switches and not any(isinstance(part, tuple) for key in self._keys for part in key):
             self.switch_obstacle = "the modules are not called as module(...), only by a method"
         self._facts_known = self._facts(kept)
+        if not self.losses.largest:
+            self.losses.settle()
         reason = "the program ended before" if not traces else self._start_trace()
         if reason:
             self._emit_watched(trace_obstacle=reason)
@@ -328,11 +336,11 @@ class Session:
             "step_is": self.borders.found,
             "matmul_precision": matmul_precision(),
             "optimizers": [type(o).__name__ for o in self.optimizers[:8]],
-            "flags": [
-                f for f in ("fused", "foreach") if any(can_set(o, f) for o in self.optimizers)
-            ],
+            "flags": optimizer_changes(self.optimizers),
             "roots": [type(root).__name__ for root in self.roots],
-            "identity": program_identity(self.roots),
+            "identity": {"model": model_identity(self.roots), "sources": source_identity()},
+            "keeps_gradients": self._keeps_gradients,
+            "loss_elements": self.losses.largest,
             "in_torch": any(is_in_torch(root) for root in self.roots),
             "images": any(has_images(root) for root in self.roots),
             "generates": self._generates,
@@ -396,6 +404,7 @@ class Session:
                 self._apply(order["arm"])
                 self.kernels.describe(order["seconds"])
             self._captures, self._order, self._capture_until = {}, order, now + 60.0
+            self.losses.wanted = isinstance(change, CompiledLoss)
         elif what == "trace":
             self._apply(())
             if reason := self._start_trace():
@@ -414,7 +423,10 @@ class Session:
         """Check the change once calls were seen; where modules are not switched, at once."""
         assert self._captures is not None
         change = self.changes[order["name"]]
-        needs_calls = not (self.switch_obstacle or isinstance(change, NativeKernels))
+        if isinstance(change, CompiledLoss) and self.losses.wanted and now < self._capture_until:
+            return
+        others = NativeKernels | CompiledLoss
+        needs_calls = not (self.switch_obstacle or isinstance(change, others))
         wanted = len(self.switches) if needs_calls else 0
         if sum(number >= 0 for number in self._captures) < wanted and now < self._capture_until:
             return
@@ -448,7 +460,11 @@ class Session:
     def _make(self, order: Mapping[str, Any]) -> None:
         for description in order["changes"]:
             if description["name"] not in self.changes:
-                change = make_change(description, self.switches, self.optimizers, self.kernels)
+                closing = self.borders.closing
+                change = make_change(
+                    description, self.switches, self.optimizers, self.kernels,
+                    next((o for o in self.optimizers if id(o) == closing), None), self.losses,
+                )  # fmt: skip
                 self.changes[description["name"]] = change
 
     def _apply(self, arm: Sequence[str]) -> None:
@@ -466,17 +482,22 @@ class Session:
         """Nothing is switched any more: the modules run their version without nostall."""
         for switch in self.switches:
             switch.settle()
+        self.losses.settle()
         self.switches, self.roots, self.changes = [], [], {}
         restore_version_limit()
 
     def _emit_answer(self, event: str, **fields: Any) -> None:
-        failures = [s.failure for s in self.switches if s.failure]
+        failed = [*(switch.failure for switch in self.switches), self.losses.failure]
+        captured = (c for c in self.changes.values() if isinstance(c, CapturedOptimizer))
+        failed += [steps.failure for c in captured for steps in c.captured if steps.is_on]
+        failures = [failure for failure in failed if failure]
         self.channel.emit(event, order=self._current["number"], failures=failures, **fields)
 
     def _finish(self, **fields: Any) -> None:
         self._emit_answer("done", checksum=self._checksum(), **fields)
         for switch in self.switches:
             switch.failure = None
+        self.losses.failure = ""
 
     def _end(self, order: Mapping[str, Any]) -> None:
         self._ended = True
@@ -511,84 +532,6 @@ class Session:
             first = [p for root in self.roots for p in list(root.parameters())[:4]][:8]
             return [float(p.detach().double().abs().sum()) for p in first]
         return []
-
-
-class Applied(Session):
-    """Makes the changes of a bundle once all optimisers have stepped; measures nothing.
-
-    Steps that are found otherwise than those of the bundle, such as the calls of an evaluation
-    before a training, are no steps.
-    """
-
-    is_done = False
-    other_step = ""
-    """What a step was that the bundle was not measured on."""
-
-    def _border(self) -> None:
-        if self.borders.found != self.settings.get("step_is", ""):
-            self.other_step = self.borders.found or "a step of the optimisers"
-            return
-        if self.borders.changes != self._closing_changes:
-            self._closing_changes = self.borders.changes
-            return
-        self.steps, self._ended, self.is_done = 1, True, True
-        self.segments.remove()
-        self.kernels.remove()
-        self._install_switches()
-        self._make({"changes": self.settings["changes"]})
-        for name, reason in [(n, self._missing(c)) for n, c in self.changes.items()]:
-            if reason:
-                del self.changes[name]
-                print(f"nostall: not applied: {name}: {reason}; run `nostall optimize` again",
-                      file=sys.stderr)  # fmt: skip
-        changes = [c for c in self.settings["changes"] if c["name"] in self.changes]
-        names = list(self.changes)
-        self._apply(names)
-        self._release()
-        if names and rank()[0] == 0:
-            shown = [
-                f"{c['name']} (changes numbers)" if c["result_class"] == CLASSES[3] else c["name"]
-                for c in changes
-            ]
-            print(f"nostall: applied {', '.join(shown)}", file=sys.stderr)
-
-    def _missing(self, change: Change) -> str:
-        """Why a change would change nothing here; empty if it would."""
-        reason = change.missing()
-        needs_calls = not isinstance(change, OptimizerFlag | NativeKernels)
-        if reason and not self.switches and needs_calls:
-            return self.switch_obstacle or reason
-        return reason
-
-    def _give_up(self, reason: str) -> None:
-        self._ended = True
-        self._take_back()
-        print(f"nostall: the bundle is not applied: {reason}", file=sys.stderr)
-
-    def at_exit(self) -> None:
-        """Say that nothing was changed, in the program itself and not in its workers."""
-        if not self.is_done and "torch" in sys.modules and parent_process() is None:
-            reason = "no step has ended"
-            if self.other_step:
-                wanted = self.settings.get("step_is") or "steps of the optimisers"
-                reason = f"a step is {self.other_step}, and it was measured on {wanted}"
-            print(f"nostall: the bundle is not applied: {reason}", file=sys.stderr)
-
-    def refusal(self) -> str:
-        """Why the bundle does not fit PyTorch or the driver; empty if it does."""
-        machine = self.settings["machine"]
-        found = {"torch": sys.modules["torch"].__version__, "driver": machine["driver"]}
-        if machine["driver"] is not None:
-            found["driver"] = driver_version()
-        if machine.get("transformers") is not None:
-            found["transformers"] = str(transformers_version())
-        for part, here in found.items():
-            if here != machine[part]:
-                return (
-                    f"{self.settings['bundle']} was measured with {part} {machine[part]}, and here "
-                    f"it is {here}; run `nostall optimize` here"
-                )
-        return ""
 
 
 def _sync(devices: Collection[Any] = ()) -> None:

@@ -97,13 +97,21 @@ def current_autocast() -> tuple[str, Any] | None:
 
 
 def check_module(
-    root: Any, calls: Sequence[Call], make: Make, *, warm: int = 0, drops: bool = True
+    root: Any,
+    calls: Sequence[Call],
+    make: Make,
+    *,
+    warm: int = 0,
+    drops: bool = True,
+    step: Callable[[], None] | None = None,
 ) -> Finding:
     """Try the version that ``make`` gives on a copy of ``root`` and calls of the program.
 
     ``warm``: runs of each call before those that are compared, for versions that record first.
     ``drops``: whether the version can draw the original's random numbers; else values are compared
     without dropout, and then only how much two seeds differ.
+    ``step``: called where a step of the program begins; gradients of two calls in a step are then
+    compared, too, which are added up.
     """
     usable = [call for call in calls if call.training == root.training]
     if not usable:
@@ -111,7 +119,7 @@ def check_module(
     if any(type(m).__name__ == "SyncBatchNorm" for m in root.modules()):
         return Finding(CLASSES[0], "SyncBatchNorm talks to other ranks, so no copy can be tried")
     try:
-        return _Bench(root).check(usable, make, warm, drops)
+        return _Bench(root, step).check(usable, make, warm, drops)
     except Exception as error:  # any error of a user's __deepcopy__, the compiler or its code
         return Finding(CLASSES[0], f"a changed copy fails, so nothing is proven: {line_of(error)}")
     finally:
@@ -121,8 +129,8 @@ def check_module(
 class _Bench:
     """A copy of a module, and runs of it from the same state."""
 
-    def __init__(self, root: Any) -> None:
-        self.torch = sys.modules["torch"]
+    def __init__(self, root: Any, step: Callable[[], None] | None = None) -> None:
+        self.torch, self.step = sys.modules["torch"], step
         self.module = copy.deepcopy(root)
         tensors = [*self.module.parameters(), *self.module.buffers()]
         self.state = [(tensor, tensor.detach().clone()) for tensor in tensors]
@@ -167,16 +175,29 @@ class _Bench:
             if changed.drew and not original.drew:
                 return Finding(CLASSES[0], "it draws random numbers and the original does not")
             eps = self._rounding(call)
-            moved = [self.run(self.module._call_impl, call, eps, n + 1) for n in range(MOVED)]
+            own = self.module._call_impl
+            moved = [self.run(own, call, moved=eps, number=n + 1) for n in range(MOVED)]
             excess, distance = _compare(original, changed, moved, eps)
             if excess:
                 return Finding(CLASSES[3], excess)
             largest = max(largest, distance)
             worst = CLASSES[1] if distance else worst
             kept += zip(changed.outputs, _copies(changed.outputs), strict=True)
+        if self.step is not None and (reason := self._added_up(calls, version)):
+            return Finding(CLASSES[3], f"two calls in a step: {reason}")
         if any(not self.torch.equal(o, w.to(o.device)) for o, w in kept if not o.isnan().any()):
             return Finding(CLASSES[0], "a later call overwrites the outputs of an earlier one")
         return Finding(worst, detail=f"at most {largest:.2f} of the allowed distance")
+
+    def _added_up(self, calls: Sequence[Call], version: Any) -> str:
+        """How the gradients of two calls in one step differ; empty if they do not."""
+        pair = [calls[0], _flipped(calls[-1])]
+        for _ in range(3):  # warm up, record, replay: the second call is another graph
+            changed = self.run(version, *pair)
+        original = self.run(self.module._call_impl, *pair)
+        eps = self._rounding(pair[0])
+        moved = [self.run(self.module._call_impl, *pair, moved=eps, number=n) for n in (1, 2, 3)]
+        return _different_form(original, changed) or _compare(original, changed, moved, eps)[0]
 
     def _random(self, call: Call, version: Any) -> str:
         """Why the random numbers of ``version`` are no such ones; empty if they are."""
@@ -191,18 +212,24 @@ class _Bench:
         return f"two seeds differ by {changed:.2e}, those of the original by {original:.2e}"
 
     def run(
-        self, target: Any, call: Call, moved: float = 0.0, number: int = 0, seed: int = 7
+        self, target: Any, *calls: Call, moved: float = 0.0, number: int = 0, seed: int = 7
     ) -> Outcome:
-        """Forward and backward pass from the copied state; ``moved``: by one rounding."""
+        """Forward and backward passes from the copied state; ``moved``: by one rounding.
+
+        The gradients of several calls add up; the outputs are those of the last one.
+        """
         torch, module = self.torch, self.module
+        if self.step is not None:
+            self.step()
         shifting, moving = Generators(5), Generators(1000 + number)
         with torch.no_grad():
             for tensor, value in self.state:
                 tensor.copy_(moving.moved(shifting.moved(value, self.shift), moved))
                 tensor.grad = None
-        args, kwargs = clone((call.args, call.kwargs))
+        given = [clone((call.args, call.kwargs)) for call in calls]
+        inputs = _tensors(given)
         if moved:
-            for tensor in _tensors((args, kwargs)):
+            for tensor in inputs:
                 if _is_float(tensor):
                     tensor.data = moving.moved(tensor.data, moved)
         with ExitStack() as stack:
@@ -210,21 +237,26 @@ class _Bench:
             stack.enter_context(torch.random.fork_rng(devices))
             torch.manual_seed(seed)
             before = _random_state(torch)
-            stack.enter_context(torch.set_grad_enabled(call.grad))
-            if call.autocast is not None:
-                stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
-            result = target(*args, **kwargs)
-            outputs = _tensors(result)
-            drew = _random_state(torch) != before
-            self._backward(outputs)
-        inputs = [t for t in _tensors((args, kwargs)) if t.requires_grad]
-        leaves = [*module.parameters(), *inputs]
+            for call, (args, kwargs) in zip(calls, given, strict=True):
+                result = self._forward(target, call, args, kwargs)
+                drew = _random_state(torch) != before
+                self._backward(outputs := _tensors(result))
+        leaves = [*module.parameters(), *(t for t in inputs if t.requires_grad)]
         gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         form = (
             _opened(result, _tensor_form),
             tuple(x.grad is not None for x in leaves),
         )
         return Outcome(form, _copies([*outputs, *gradients, *module.buffers()]), outputs, drew)
+
+    def _forward(self, target: Any, call: Call, args: Any, kwargs: Any) -> Any:
+        """The result of a call in its modes of gradients and autocast."""
+        torch = self.torch
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(call.grad))
+            if call.autocast is not None:
+                stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
+            return target(*args, **kwargs)
 
     def _backward(self, outputs: Sequence[Any]) -> None:
         """Gradients of a fixed random sum of all outputs."""

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nostall.attach.import_hooks import quietly
-from nostall.attach.program.generation import GenerateCall
+from nostall.attach.program.changing.generation import GenerateCall
 from nostall.attach.program.periods import (
     MOST_CALLS,
     VARIED_CALLS,

@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from nostall.attach.import_hooks import AfterImport, quietly
-from nostall.attach.program.session import Applied, Session
+from nostall.attach.program.applied import Applied
+from nostall.attach.program.session import Session
 from nostall.attach.program.sources import PROFILER_STEP, Sources
 from nostall.attach.vllm.calls import Engines
 

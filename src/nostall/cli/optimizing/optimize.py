@@ -86,10 +86,10 @@ def optimize(
 
     The unchanged program runs until enough of its steps were seen. Changes of its configuration
     are then switched on and off between steps: `torch.compile`, CUDA graphs and the back end
-    nostall on GPUs, `channels_last`, a fused or foreach optimiser, and native binaries of the
-    program's own Triton kernels, which are searched while it waits. A change is kept if its results
-    are proven on copies and the whole program's step is faster beyond the noise. The program is
-    ended at an agreed step.
+    nostall on GPUs, `channels_last`, a captured, fused or foreach optimiser, a compiled loss, and
+    native binaries of the program's own Triton kernels, which are searched while it waits. A change
+    is kept if its results are proven on copies and the whole program's step is faster beyond the
+    noise. The program is ended at an agreed step.
     """
     if replay is not None:
         _replay(replay, command, out_folder, quiet=quiet, format=format)

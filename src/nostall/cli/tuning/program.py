@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,6 +24,8 @@ from nostall.tuning.sources.source import Source, missing_launch
 from nostall.tuning.strategies import ASSEMBLER
 
 if TYPE_CHECKING:
+    from nostall.optimizing.records import Kept
+    from nostall.store import Row
     from nostall.tuning.job import TuningResult
     from nostall.tuning.program import KernelResult, ProgramResult
 
@@ -52,6 +54,8 @@ class ProgramInput:
     """Parent of the run directories."""
     format: Format
     quiet: bool
+    store: bool | None = None
+    """``--store``: True keeps records without a proof in the program."""
 
 
 def tune_program(program: ProgramInput, settings: Settings, tune_one: TuneOne) -> None:
@@ -84,6 +88,7 @@ def tune_program(program: ProgramInput, settings: Settings, tune_one: TuneOne) -
     search: Search = "assembler" if settings.strategy == ASSEMBLER else "native moves"
     results = job.divide(settings.seconds, kernels, search)
     runs: list[Path] = []
+    known = _records() if settings.objective == "gpu" and program.store is None else None
 
     def tune(source: Source, seconds: float) -> TuningResult:
         name = f"{len(runs) + 1:02}-{source.kernel[:40]}"
@@ -102,7 +107,31 @@ def tune_program(program: ProgramInput, settings: Settings, tune_one: TuneOne) -
         interrupted = True
     kind: Kind = "modelled" if settings.objective == "model" else "measured"
     whole = job.ProgramResult(tuple(results), tuple(refused), kind, interrupted)
-    _show(whole, runs, command, program.format)
+    kept = None if known is None else _prove(program, whole, known)
+    _show(whole, runs, command, program.format, kept)
+
+
+def _records() -> dict[str, Row]:
+    """The records of the store by id; none if it cannot be used."""
+    from nostall.store import BadStore, Store
+
+    try:
+        return {row.id: row for row in Store().rows()}
+    except BadStore:
+        return {}
+
+
+def _prove(program: ProgramInput, result: ProgramResult, known: Mapping[str, Row]) -> Kept | None:
+    """Keep the records of this run that make the whole program faster; None if it made none."""
+    from nostall.optimizing.records import keep_proven
+    from nostall.store.artefacts import content_hash
+
+    rows = [row for id, row in _records().items() if id not in known]
+    if not rows:
+        return None
+    own = {content_hash(r.kernel.own.source.cubin) for r in result.kernels if r.kernel.own.is_own}
+    words = [sys.executable, *program.words]
+    return keep_proven(words, rows, own, lambda line: err.print(f"nostall: {line}"))
 
 
 def _launch_seconds(source: Source, settings: Settings) -> float:
@@ -121,9 +150,14 @@ def _launch_seconds(source: Source, settings: Settings) -> float:
     return median(outcome.timing.original)
 
 
-def _show(result: ProgramResult, runs: list[Path], command: str, format: Format) -> None:
+def _show(
+    result: ProgramResult, runs: list[Path], command: str, format: Format, kept: Kept | None
+) -> None:
+    """Show the kernels; ``kept``: what the program's step says of their records."""
     if format is Format.JSON:
-        show_json({"program": command, **result.to_json(), "runs": list(map(str, runs))})
+        records = None if kept is None else asdict(kept)
+        document = {"program": command, **result.to_json(), "runs": list(map(str, runs))}
+        show_json({**document, "records": records})
         return
     show_table(
         f"kernels of {command} ({result.kind})",
@@ -144,9 +178,26 @@ def _show(result: ProgramResult, runs: list[Path], command: str, format: Format)
         out.print(f"run:      {run}")
     if result.kind == "modelled":
         err.print(model_caution())
+    elif kept is not None:
+        _show_kept(kept, command)
     elif any(kernel.best is not None for kernel in result.kernels):
-        out.print(f"use it:   nostall apply -- python {command}")
         out.print(f"prove it: nostall optimize -- python {command}  (the whole program's step)")
+
+
+def _show_kept(kept: Kept, command: str) -> None:
+    if kept.others:
+        out.print(
+            f"not in the store: {kept.others} binaries of configurations that the program's "
+            "autotuner did not choose; leave only such a configuration in its list, and tune again"
+        )
+    if kept.records:
+        out.print(f"the whole program's step: {kept.reason}")
+        out.print(f"use it:   nostall apply -- python {command}")
+    elif kept.reason:
+        out.print(
+            f"not in the store, because the whole program's step is not proven faster: "
+            f"{kept.reason}; --store keeps what was faster alone"
+        )
 
 
 def _row(result: KernelResult) -> tuple[str, ...]:

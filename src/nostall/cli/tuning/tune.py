@@ -374,7 +374,9 @@ def tune(
             assert target is not None
             refuse_all_but(context, PROGRAM_OPTIONS, PROGRAM_REFUSAL)
             output = _Output(format, quiet)
-            program = ProgramInput((target, *(arguments or ())), arch, out_dir, format, quiet)
+            program = ProgramInput(
+                (target, *(arguments or ())), arch, out_dir, format, quiet, store
+            )
             tune_program(program, settings, partial(_tune_one, store=store, output=output))
             return
 

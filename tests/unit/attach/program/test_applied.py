@@ -75,6 +75,13 @@ def test_a_bundle_of_calls_is_applied_at_such_calls(tmp_path: Path) -> None:
     assert "compiled: True" in out and "applied inductor" in err
 
 
+def test_another_program_is_refused(tmp_path: Path) -> None:
+    identity = {"model": "0" * 64, "sources": {}}
+    out, err = run(tmp_path, EVALUATED_FIRST + TRAINED, FUSED, identity=identity)
+    assert "fused: None" in out
+    assert "not applied: the parameters have other names, shapes or dtypes" in err
+
+
 @pytest.mark.parametrize(
     ("change", "before", "reason"),
     [

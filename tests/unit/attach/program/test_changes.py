@@ -127,13 +127,19 @@ def test_dropout_in_another_layout_draws_other_numbers() -> None:
 def test_channels_last_is_for_convolutions_of_images() -> None:
     assert has_images(Images()) and not has_images(nn.Linear(2, 2))
     assert not has_images(nn.Sequential(nn.Conv1d(2, 2, 1)))
+    assert not has_images(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Linear(16, 16)))
     assert not has_images(Images().to(memory_format=torch.channels_last))
 
 
-def test_a_layout_that_reaches_the_program_is_refused() -> None:
-    """The program could view the output, which fails for another layout."""
-    found = ChannelsLast([switch_of(Features())], []).check(call(torch.randn(2, 3, 8, 8)))
-    assert "outputs are" in found.refusal
+def test_outputs_have_the_layout_that_a_program_may_rely_on() -> None:
+    """It could view them, which fails for another layout."""
+    root, x = Features(), torch.randn(2, 3, 8, 8)
+    change = ChannelsLast([switch_of(root)], [])
+    assert change.check(call(x)).refusal == ""
+    change.on()
+    assert root(x).view(2, -1).shape == (2, 512)
+    change.off()
+    assert not root._forward_hooks
 
 
 def test_a_module_of_pytorch_is_compiled() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from nostall.attach.program import shadow  # noqa: E402
-from nostall.attach.program.changes import ChannelsLast, Compile, OptimizerFlag  # noqa: E402
+from nostall.attach.program.changes import (  # noqa: E402
+    MARKED,
+    ChannelsLast,
+    Compile,
+    OptimizerFlag,
+    make_change,
+)
+from nostall.attach.program.changing.captured import can_capture  # noqa: E402
+from nostall.attach.program.changing.losses import CompiledLoss, Losses  # noqa: E402
 from nostall.attach.program.roots import Switch  # noqa: E402
 
 pytestmark = [
@@ -128,3 +137,102 @@ def test_results_of_a_check_stay_on_the_gpu_where_there_is_room() -> None:
 def test_float32_convolutions_are_computed_in_tf32() -> None:
     root, *_ = trained()
     assert shadow._Bench(root)._rounding(calls()[0][0]) == shadow.TF32
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("AdamW", {}), ("Adam", {"fused": True}), ("SGD", {"momentum": 0.9}), ("Adagrad", {})],
+)
+def test_replayed_steps_are_those_of_the_optimiser(kind: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    roots = [nn.Linear(64, 64, device="cuda") for _ in range(2)]
+    roots[1].load_state_dict(roots[0].state_dict())
+    optimizers = [getattr(torch.optim, kind)(r.parameters(), lr=1e-2, **options) for r in roots]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(o, 0.999) for o in optimizers]
+    x, change = torch.randn(32, 64, device="cuda"), None
+    for at in range(40):
+        if at == 2:
+            assert can_capture(optimizers[0])
+            description = {"kind": "optimizer", "value": "captured"}
+            change = make_change(description, [], optimizers[:1])
+            assert change.check({})[:2] == ("within rounding", "")
+        if change is not None:
+            (change.off if at % 10 == 5 else change.on)()
+        for root, optimizer, schedule in zip(roots, optimizers, schedules, strict=True):
+            optimizer.zero_grad()
+            root(x).square().mean().backward()
+            optimizer.step()
+            if at < 20:
+                schedule.step()
+    steps = change.captured[0]
+    assert steps.graphs and steps.failure == ""
+    assert torch.allclose(roots[0].weight, roots[1].weight, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_of_several_calls_add_up_in_marked_graphs() -> None:
+    torch.manual_seed(0)
+    critic = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
+    maker = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64)).cuda()
+    twins = copy.deepcopy((critic, maker))
+    pairs = []
+    for modules in ((critic, maker), twins):
+        optimizers = [torch.optim.SGD(m.parameters(), lr=1e-2) for m in modules]
+        pairs.append((*modules, *optimizers))
+    switches = [Switch(m, [], lambda *_: None) for m in (critic, maker)]
+    for number, switch in enumerate(switches):
+        switch.number = number
+
+    def play(c: Any, m: Any, of_c: Any, of_m: Any, real: Any, noise: Any) -> None:
+        c.zero_grad()
+        c(real).mean().backward()
+        made = m(noise)
+        (-c(made.detach()).mean()).backward()
+        of_c.step()
+        m.zero_grad()
+        c(made).square().mean().backward()
+        of_m.step()
+
+    data = [(torch.randn(32, 64, device="cuda"), torch.randn(32, 16, device="cuda"))
+            for _ in range(4)]  # fmt: skip
+    for pair in pairs:
+        play(*pair, *data[0])
+    change = Compile(switches, MARKED, pairs[0][3])
+    seen = {0: [shadow.Call((data[0][0],), {}, True, True, None)],
+            1: [shadow.Call((data[0][1],), {}, True, True, None)]}  # fmt: skip
+    assert change.check(seen).refusal == ""
+    change.on()
+    for at in range(12):
+        for pair in pairs:
+            play(*pair, *data[at % 4])
+    assert not any(switch.failure for switch in switches)
+    mine = *critic.parameters(), *maker.parameters()
+    for one, other in zip(mine, (p for m in twins for p in m.parameters()), strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-5)
+    change.off()
+
+
+def test_a_compiled_loss_is_within_rounding() -> None:
+    losses = Losses(lambda: True)
+    losses.install(nn.functional)
+    try:
+        layer = nn.Linear(64, 8192, device="cuda")
+        change = CompiledLoss(losses)
+        values = []
+        for at in range(6):
+            losses.wanted = at == 1
+            if at == 2:
+                assert change.check({}).refusal == ""
+            (change.on if at > 3 else change.off)()
+            torch.manual_seed(0)
+            with torch.autocast("cuda", torch.bfloat16):
+                logits = layer(torch.randn(1024, 64, device="cuda"))
+                target = torch.randint(8192, (1024,), device="cuda")
+                loss = nn.functional.cross_entropy(logits, target)
+            layer.zero_grad()
+            loss.backward()
+            values.append((float(loss), layer.weight.grad.norm().item()))
+        assert losses.failure == "" and losses.largest == 1 << 23
+        assert values[5] == pytest.approx(values[0], rel=1e-3)
+    finally:
+        change.off()
+        losses.settle()

@@ -9,27 +9,34 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nostall.attach.program.roots import Switch, program_identity  # noqa: E402
+from nostall.attach.program.roots import (  # noqa: E402
+    Switch,
+    model_identity,
+    other_program,
+    source_identity,
+)
 
 
 def test_other_sizes_and_dtypes_are_another_program() -> None:
     linear = torch.nn.Linear
-    assert program_identity([linear(4, 4)]) == program_identity([linear(4, 4)])
+    assert model_identity([linear(4, 4)]) == model_identity([linear(4, 4)])
     others = [linear(4, 5), linear(4, 4, bias=False), linear(4, 4).half(), torch.nn.BatchNorm1d(4)]
-    assert len({program_identity([module]) for module in (linear(4, 4), *others)}) == 5
+    assert len({model_identity([module]) for module in (linear(4, 4), *others)}) == 5
 
 
 def test_other_sources_of_an_imported_module_are_another_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    before = program_identity([])
-    source = tmp_path / "model_of_this_test.py"
+    source, roots = tmp_path / "model_of_this_test.py", [torch.nn.Linear(4, 4)]
+    before = {"model": model_identity(roots), "sources": source_identity()}
     source.write_text("WIDTH = 64")
     importlib.import_module("model_of_this_test")
-    first = program_identity([])
+    assert other_program(before, roots) == ""  # it was not imported then
+    known = {"model": model_identity(roots), "sources": source_identity()}
     source.write_text("WIDTH = 2048")
-    assert len({before, first, program_identity([])}) == 3
+    assert "the source of model_of_this_test is not" in other_program(known, roots)
+    assert "the parameters have other names" in other_program(before, [torch.nn.Linear(4, 5)])
 
 
 def test_what_is_compiled_around_a_settled_module_has_its_own_call() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from nostall import __version__
 from nostall.attach.program.machine import cpu_name
+from nostall.attach.program.roots import model_identity
 from nostall.cli.optimizing import optimize as cli_optimize
 from nostall.optimizing.job import Options
 from nostall.optimizing.recording import RECORDING_FILE
@@ -203,6 +204,12 @@ def test_a_run_that_was_stopped_is_resumed(tmp_path: Path) -> None:
     assert document["attempts"][1]["change"]["value"] == "fused"
 
 
+def network() -> torch.nn.Module:
+    """That of :data:`LOOP`."""
+    layers = [m for _ in range(2) for m in (torch.nn.Linear(16, 16), torch.nn.Tanh())]
+    return torch.nn.Sequential(*layers)
+
+
 def bundle(path: Path, **machine: str) -> Path:
     """A bundle of this machine with a fused optimiser."""
     numbers = {"ratio": 1.5, "interval": (1.4, 1.6)}
@@ -210,7 +217,8 @@ def bundle(path: Path, **machine: str) -> Path:
     change = {"name": "fused optimiser", "kind": "optimizer", "value": "fused",
               "result_class": "within rounding", "line": "AdamW(..., fused=True)"}  # fmt: skip
     content = {
-        "format": "nostall program bundle", "schema_version": 1, "command": ["python", "train.py"],
+        "format": "nostall program bundle", "schema_version": 4, "command": ["python", "train.py"],
+        "identity": {"model": model_identity([network()]), "sources": {}},
         "machine": {**here, "nostall": __version__, **machine}, "step": None,
         "changes": [{**change, **numbers}], **numbers, "null_interval": (0.9, 1.1),
     }  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from nostall.attach.program.generation import (  # noqa: E402
+from nostall.attach.program.changing.generation import (  # noqa: E402
     GenerateCall,
     StaticCache,
     can_be_static,

@@ -1,0 +1,1 @@
+"""Kinds of changes that need more than a setting: optimiser steps, losses, generation."""
