@@ -24,10 +24,11 @@ VERSIONS = {"stitched": "stitched", "tuned": "tuned blocks"}
 Row = Mapping[str, Any]
 
 
-def kinds_section(path: Path) -> str:
-    """Figures and table of one half of the kinds."""
-    record = load(path)
+def kinds_section(path: Path, first_path: Path) -> str:
+    """Figures and table of one half of the kinds; ``first_path``: an attempt before that."""
+    record, first = load(path), load(first_path)["chains"]
     chains: list[Any] = list(record["chains"].values())
+    both = [first[name] for name in record["chains"] if name in first]
     kinds = kinds_of(record["split"])
     values = {
         **record,
@@ -39,6 +40,11 @@ def kinds_section(path: Path) -> str:
         "every": len(PROJECTS),
         "projects": ", ".join(PROJECTS[kind].project for kind in kinds),
         "figures": figures(chains),
+        "first_file": first_path,
+        "first_count": len(both),
+        "first_figures": figures(both),
+        "again_figures": figures([record["chains"][chain["case"]] for chain in both]),
+        "tuned_count": sum("tuned" in version(chain) or _is_over_tuned(chain) for chain in chains),
         "rows": [row(chain) for chain in chains],
         "null": _null(chains),
         "refused": [
@@ -55,6 +61,11 @@ def kinds_section(path: Path) -> str:
         "undecided": [c["case"] for c in chains if not c["methods"].get(CHOSEN, {}).get("chosen")],
     }
     return render(__file__, values)
+
+
+def _is_over_tuned(chain: Row) -> bool:
+    """Whether the version with measured block sizes was faster than Inductor's own."""
+    return any("over Inductor's kernels" in graph["text"] for graph in _graphs(chain))
 
 
 def _graphs(chain: Row) -> Sequence[Row]:
