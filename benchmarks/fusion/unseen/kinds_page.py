@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -45,6 +47,7 @@ def kinds_section(path: Path, first_path: Path) -> str:
         "first_figures": figures(both),
         "again_figures": figures([record["chains"][chain["case"]] for chain in both]),
         "tuned_count": sum("tuned" in version(chain) or _is_over_tuned(chain) for chain in chains),
+        "drifted": [line for chain in chains if (line := _drift(chain))],
         "rows": [row(chain) for chain in chains],
         "null": _null(chains),
         "refused": [
@@ -61,6 +64,22 @@ def kinds_section(path: Path, first_path: Path) -> str:
         "undecided": [c["case"] for c in chains if not c["methods"].get(CHOSEN, {}).get("chosen")],
     }
     return render(__file__, values)
+
+
+def _drift(chain: Row) -> str:
+    """The ratios over Inductor's version at the selection and after it, if they differ much."""
+    after = ratio(chain, "replayed", CHOSEN)
+    factors = [
+        [float(x) for x in re.findall(r"([0-9.]+)x \([^)]*\) in CUDA graphs", text)]
+        for graph in _graphs(chain)
+        for text in (graph["text"], graph.get("blocks", "") if _is_over_tuned(chain) else "")
+    ]
+    if not is_chosen(chain) or len(_graphs(chain)) != 1 or after is None:
+        return ""
+    before = math.prod(x[0] for x in factors if x)
+    if not any(factors) or abs(after / before - 1) <= 0.05:
+        return ""
+    return f"{chain['case']} ({before:.2f}, then {after:.2f})"
 
 
 def _is_over_tuned(chain: Row) -> bool:
