@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -24,10 +26,11 @@ VERSIONS = {"stitched": "stitched", "tuned": "tuned blocks"}
 Row = Mapping[str, Any]
 
 
-def kinds_section(path: Path) -> str:
-    """Figures and table of one half of the kinds."""
-    record = load(path)
+def kinds_section(path: Path, first_path: Path) -> str:
+    """Figures and table of one half of the kinds; ``first_path``: an attempt before that."""
+    record, first = load(path), load(first_path)["chains"]
     chains: list[Any] = list(record["chains"].values())
+    both = [first[name] for name in record["chains"] if name in first]
     kinds = kinds_of(record["split"])
     values = {
         **record,
@@ -39,6 +42,12 @@ def kinds_section(path: Path) -> str:
         "every": len(PROJECTS),
         "projects": ", ".join(PROJECTS[kind].project for kind in kinds),
         "figures": figures(chains),
+        "first_file": first_path,
+        "first_count": len(both),
+        "first_figures": figures(both),
+        "again_figures": figures([record["chains"][chain["case"]] for chain in both]),
+        "tuned_count": sum("tuned" in version(chain) or _is_over_tuned(chain) for chain in chains),
+        "drifted": [line for chain in chains if (line := _drift(chain))],
         "rows": [row(chain) for chain in chains],
         "null": _null(chains),
         "refused": [
@@ -55,6 +64,27 @@ def kinds_section(path: Path) -> str:
         "undecided": [c["case"] for c in chains if not c["methods"].get(CHOSEN, {}).get("chosen")],
     }
     return render(__file__, values)
+
+
+def _drift(chain: Row) -> str:
+    """The ratios over Inductor's version at the selection and after it, if they differ much."""
+    after = ratio(chain, "replayed", CHOSEN)
+    factors = [
+        [float(x) for x in re.findall(r"([0-9.]+)x \([^)]*\) in CUDA graphs", text)]
+        for graph in _graphs(chain)
+        for text in (graph["text"], graph.get("blocks", "") if _is_over_tuned(chain) else "")
+    ]
+    if not is_chosen(chain) or len(_graphs(chain)) != 1 or after is None:
+        return ""
+    before = math.prod(x[0] for x in factors if x)
+    if not any(factors) or abs(after / before - 1) <= 0.05:
+        return ""
+    return f"{chain['case']} ({before:.2f}, then {after:.2f})"
+
+
+def _is_over_tuned(chain: Row) -> bool:
+    """Whether the version with measured block sizes was faster than Inductor's own."""
+    return any("over Inductor's kernels" in graph["text"] for graph in _graphs(chain))
 
 
 def _graphs(chain: Row) -> Sequence[Row]:

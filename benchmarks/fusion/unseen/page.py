@@ -46,7 +46,7 @@ def text() -> str:
         "sets": "\n\n".join(chain_section(*one) for one in _SETS),
         "named": named_section(_file("unseen_named"), FOLDER / "plans_80153b1a.json"),
         "autotuned": "\n\n".join(autotuned_section(_file("unseen_autotuned"))),
-        "kinds": kinds_section(_file("unseen_kinds")),
+        "kinds": kinds_section(_file("unseen_kinds"), _file("unseen_kinds_first")),
         "models": "\n\n".join(whole_models.models_section(MODELS)),
         "optimizer": whole_models.optimizer_section(FOLDER / "optimizer_steps.json"),
         "list_plans": whole_models.plans_section(FOLDER / "list_plans.json"),
