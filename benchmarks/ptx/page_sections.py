@@ -12,7 +12,12 @@ from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render
 from benchmarks.kernels.new_projects.entries import PROJECTS
 from benchmarks.ptx.regression_times import SLOWER, lost, shown
-from benchmarks.ptx.search_comparison import comparison_entries, mean_rows, present_strategies
+from benchmarks.ptx.search_comparison import (
+    comparison_entries,
+    mean_ratio,
+    mean_rows,
+    present_strategies,
+)
 
 Row = Mapping[str, Any]
 File = tuple[Path, Sequence[Row]]
@@ -202,7 +207,7 @@ def _strategies() -> Row:
             {
                 "kernels": title,
                 "number": len(rows),
-                "mean": geometric_mean(r["deployed"] for r in rows),
+                **dict(zip(("mean", "low", "high"), _mean_of(rows), strict=True)),
                 "best": max(r["deployed"] for r in rows),
                 "alike": sum(r["deployed"] == 1 for r in rows),
                 "slower": sum(r["deployed"] < 1 for r in rows),
@@ -210,6 +215,11 @@ def _strategies() -> Row:
             for title, rows in groups.items()
         ],
     }
+
+
+def _mean_of(records: Sequence[Row]) -> tuple[float, float, float]:
+    """Geometric mean over kernels, with the 95 % interval of a bootstrap over them."""
+    return mean_ratio([[r["deployed"] for r in records]])
 
 
 def _verdict(mean: Row) -> str:
