@@ -253,7 +253,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "killed_rank_cpu.json killed_rank_4.json", "parallel.md"),
     _row("parallel.captured_steps", "2 or more GPUs",
          "Do captured steps of trainers have the losses and gradients of one process?",
-         "captured_steps_2.json", "parallel.md"),
+         "captured_steps_2.json captured_engines_2.json", "parallel.md"),
     _row("parallel.peers", "2 or more GPUs",
          "Are captured plans as fast as DDP, FSDP2 and TP, compiled and captured?",
          "peers_2.json", "parallel.md", module="parallel.peers.run"),

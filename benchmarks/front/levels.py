@@ -273,14 +273,26 @@ def shardings() -> Headline:
 def captured_plans() -> Headline:
     (file,) = below("parallel", "peers_2.json")
     content = load(file)
-    found = [own for own in content["summary"].values() if own]
-    faster = dict.fromkeys(own["fastest_peer"].split(",")[0].upper() for own in found)
+    found = {model: own for model, own in content["summary"].items() if own}
+    lost = [
+        f"{model}: captured {own['fastest_peer'].split(',')[0].upper()} is faster"
+        for model, own in found.items()
+        if own["peer_over_chosen"]["interval"][1] < 1
+    ]
+    lacking = [model for model in found if not _has_all_peers(content["models"][model]["arms"])]
+    lost += [f"{' and '.join(lacking)}: not all peers captured"] if lacking else []
     return Headline(
         "captured plans", "best of DDP, FSDP2, TP, captured",
-        tuple(own["peer_over_chosen"]["ratio"] for own in found), "models", "2 H200", day(content),
-        f"both models: captured {' and '.join(faster)} are faster", "parallel.md", (file,),
+        tuple(own["peer_over_chosen"]["ratio"] for own in found.values()), "models", "2 H200",
+        day(content), "; ".join(lost), "parallel.md", (file,),
         ("parallel/sharding", "parallel/execute"), label="captured plan / best captured peer",
     )  # fmt: skip
+
+
+def _has_all_peers(arms: Sequence[Row]) -> bool:
+    """Whether each peer was timed compiled and captured."""
+    timed = {arm["arm"] for arm in arms if arm.get("ms") and arm["mode"] == "compiled and captured"}
+    return timed >= {"ddp", "fsdp2", "tp"}
 
 
 def _gpus(rows: Sequence[Row]) -> str:

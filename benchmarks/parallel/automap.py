@@ -196,7 +196,9 @@ def measure(own: dict[str, Any]) -> None:
         name = file.name.removesuffix(".plan.json")
 
         def arms(name: str = name, file: Path = file) -> Arms:
-            return Plan(name, load_any_plan(file), session.model, device)
+            # Pipelines trace the module on a CPU.
+            plan = load_any_plan(file)
+            return Plan(name, plan, session.model, device, on_cpu="pipeline" in name)
 
         # Messages between stages are not captured.
         modes = (LAUNCHED,) if "pipeline" in name or not is_gpu else (LAUNCHED, CAPTURED)
@@ -207,6 +209,8 @@ def measure(own: dict[str, Any]) -> None:
         document = json.loads(out.read_text())
         document["not_planned"] = json.loads((folder / "done").read_text())
         for arm in document["arms"]:
+            if "error" in arm:
+                continue
             modelled = json.loads((folder / f"{arm['arm']}.plan.json").read_text())
             arm["predicted_ms"] = 1e3 * modelled["predicted_step_s"]
         out.write_text(json.dumps(document))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ LAUNCHED = results("sharding") / "gpu_plans_4_launched.json"
 FIRST = results("sharding") / "gpu_plans_4.json"
 BUSY = results("sharding") / "gpu_plans_4_busy.json"
 CAPTURED = results("parallel") / "captured_steps_2.json"
+ENGINES = results("parallel") / "captured_engines_2.json"
 FIT = results("sharding") / "processor_fit.json"
 
 
@@ -38,7 +40,9 @@ def section() -> str:
             for model, group in record["summary"]["models"].items()
         ],
         "gpt_collective_s": _collective_seconds(first["records"], "gpt"),
-        "captured": _captured(),
+        "captured": _captured(CAPTURED),
+        "engines": _captured(ENGINES),
+        "engines_file": ENGINES,
         "captured_file": CAPTURED,
         "fit": load(FIT),
         "fit_file": FIT,
@@ -47,9 +51,9 @@ def section() -> str:
     return render(__file__, values)
 
 
-def _captured() -> Row:
+def _captured(file: Path) -> Row:
     """Captured steps of the trainer, with the worst error of gradients."""
-    content = load(CAPTURED)
+    content = load(file)
     records = []
     for row in content["records"]:
         errors = row.get("gradient_errors", {}).values()

@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from nostall.parallel.errors import CaptureFailed
 from nostall.parallel.execute.parts.any_plan import AnyPlan, load_any_plan
 from nostall.parallel.execute.parts.captured_steps import WARM_UPS
 from nostall.parallel.module import Job
+from nostall.parallel.module.job import to_device
 from nostall.parallel.sharding.engine_file import CANDIDATES
 from nostall.parallel.sharding.program.cuda_graph import CudaGraph
 
@@ -250,9 +252,16 @@ class Plan(Arms):
 
     is_whole_loss = True
 
-    def __init__(self, name: str, plan: AnyPlan, model: str, device: torch.device) -> None:
+    def __init__(
+        self, name: str, plan: AnyPlan, model: str, device: torch.device, *, on_cpu: bool = False
+    ) -> None:
+        """``on_cpu`` gives the trainer a job on the CPU, with the same values."""
         self.name = name
         job = fresh_job(model, device)
+        if on_cpu:
+            inputs, targets = to_device((job.inputs, job.targets), torch.device("cpu"))
+            job = replace(job, module=job.module.cpu(), inputs=inputs, targets=targets)
+            device = torch.device("cpu")
         self.trainer: Trainer = build(plan, job)
         (inputs,) = job.inputs
         own = torch.tensor(self.trainer.own_samples(), device=device)

@@ -194,11 +194,7 @@ def plan_sharding_command(
     if request.micro_batch is not None and request.planner == "sharding":
         reason = "is not for pipelines whose stages are sharded (--micro-batch); leave it out"
         refuse_options(context, ("mesh", "seconds", "export", "picture"), reason)
-        show_hybrid(_hybrid_request(request), out_file, format, quiet=quiet)
-        if out_file is not None:
-            own = _hybrid_request(request)
-            beside = (own.module, own.cluster, own.samples, own.state_factor, own.rates)
-            list_candidates(out_file, candidates_beside_pipelines(*beside))
+        _show_pipeline(_hybrid_request(request), out_file, format, quiet=quiet)
         return
     pipelines = None
     if request.mesh or export or picture:
@@ -210,9 +206,7 @@ def plan_sharding_command(
         offer = _pipelines(request, plans, quiet, left)
         if offer.shown_if_faster(plans, out_file, format):
             if out_file is not None:
-                state = request.state_factor
-                candidates = engine_candidates(plans, request.module, request.samples, state)
-                list_candidates(out_file, candidates)
+                list_candidates(out_file, _candidates(request, plans))
             if failure is not None and format is not Format.JSON:
                 out.print(f"the whole batch at once: {failure}")
             return
@@ -221,8 +215,7 @@ def plan_sharding_command(
         (plan, *others), pipelines = plans, offer.sentence
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
     document["pipelines"] = pipelines
-    state = request.state_factor
-    document[CANDIDATES] = engine_candidates(others, request.module, request.samples, state)
+    document[CANDIDATES] = _candidates(request, others)
     if out_file is not None:
         write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     if picture is not None:
@@ -240,6 +233,20 @@ def plan_sharding_command(
         out.print(f"picture:  {picture}")
     if exported:
         out.print(f"styles:   {export}: {exported}")
+
+
+def _candidates(request: ShardingRequest, plans: Sequence[ShardingPlan]) -> list[dict[str, Any]]:
+    return engine_candidates(plans, request.module, request.samples, request.state_factor)
+
+
+def _show_pipeline(
+    request: HybridRequest, out_file: Path | None, format: Format, *, quiet: bool
+) -> None:
+    """Plan pipelines whose stages are sharded, and list the engines in their file."""
+    show_hybrid(request, out_file, format, quiet=quiet)
+    if out_file is not None:
+        own = (request.module, request.cluster, request.samples, request.state_factor)
+        list_candidates(out_file, candidates_beside_pipelines(*own, request.rates))
 
 
 def _drawn(plan: Any, others: Any, picture: Path, out_file: Path | None) -> str:
