@@ -124,18 +124,18 @@ def optimize(
         job = _Job(_recorded(program, starts), options, say, result)
         job.save, job.earlier = save, earlier
         try:
-            job.run()
+            try:
+                job.run()
+            except TimeIsUp:
+                result.limit = _limit(options)
+                result.notes.append(_time_is_up(options))
             program.end(exits=not options.run_to_end)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # while it ends, too
             result.interrupted = True
             result.notes.append(INTERRUPTED)
             program.end(exits=True)
         except ProgramEnded as end:
             _explain_end(program, end, options, result)
-        except TimeIsUp:
-            result.limit = _limit(options)
-            result.notes.append(_time_is_up(options))
-            program.end(exits=not options.run_to_end)
         result.exit_code = program.exit_code
         result.files = written_files(program, own)
         _note_end(program, result)
