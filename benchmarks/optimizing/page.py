@@ -21,6 +21,7 @@ FILE = results("optimizing") / "programs_h200.json"
 FIRST = results("optimizing") / "programs_h200_first.json"
 """The first run, which had half the time."""
 _HALVES = {"developed": "developed", "held_out": "held out"}
+_TURNS = "all in turns"
 
 Row = Mapping[str, Any]
 Ratio = tuple[float, float, float]
@@ -150,8 +151,11 @@ def _row(name: str, row: Row) -> dict[str, Any]:
 
 def _means(rows: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
     for over in (AS_WRITTEN, BEST):
-        for half in ("all", *_HALVES):
-            chosen = [row for row in rows.values() if half in ("all", row["split"])]
+        for half in ("all", *_HALVES, _TURNS):
+            chosen = [
+                row for row in rows.values()
+                if half in ("all", row["split"]) or (half == _TURNS and in_turns(row))
+            ]  # fmt: skip
             found = [ratio for row in chosen if (ratio := shipped(row, over)) is not None]
             if found:
                 yield {
