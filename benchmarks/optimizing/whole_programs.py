@@ -52,8 +52,8 @@ TURNS_SECONDS, BUNDLE_SECONDS = 40.0, 35.0
 """Time that is kept for the turns of a program, and for the start with its bundle."""
 LATEST_SECONDS = 60.0
 """For the start with a bundle where ``--total`` has them left; other programs start beside it."""
-START_SECONDS = 30.0
-"""Of a program until its steps were watched; what is left of its time is for attempts."""
+START_SECONDS = 50.0
+"""Of a program until its steps were watched, and until it has ended; the rest is for attempts."""
 WATCH_SECONDS = 40.0
 """Most seconds that the other starts of a program wait for that."""
 WATCHED = "nostall: watched"

@@ -139,18 +139,18 @@ def optimize(
         job.files = lambda: written_files(program, own)
         job.start = partial(_start, program, command, options, starts)
         try:
-            job.run()
+            try:
+                job.run()
+            except TimeIsUp:
+                result.limit = _limit(options)
+                result.notes.append(_time_is_up(options))
             program.end(exits=not options.run_to_end)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # while it ends, too
             result.interrupted = True
             result.notes.append(INTERRUPTED)
             program.end(exits=True)
         except ProgramEnded as end:
             explain_end(program, end, result, runs_on=options.run_to_end, step=options.step)
-        except TimeIsUp:
-            result.limit = _limit(options)
-            result.notes.append(_time_is_up(options))
-            program.end(exits=not options.run_to_end)
         result.exit_code = program.exit_code
         result.files = written_files(program, own)
         note_end(program, result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 
 from nostall.optimizing import job
 from nostall.optimizing.earlier import command_files, read_earlier
-from nostall.optimizing.program import written_files
+from nostall.optimizing.program import TimeIsUp, written_files
 from nostall.optimizing.result import Result
 from tests.unit.optimizing.test_diagnosis import facts
 from tests.unit.optimizing.test_earlier import written
@@ -171,3 +171,39 @@ def test_files_of_the_command_itself_are_not_those_of_the_program(
     (tmp_path / "model.pt").write_text("")
     program: Any = SimpleNamespace(command=["python", "train.py"], began=0.0)
     assert written_files(program, Path("optimized")) == [str(tmp_path / "model.pt")]
+
+
+class Ending(Answers):
+    """A program whose time is over; Ctrl-C comes while it ends."""
+
+    events: Sequence[Any] = ()
+    exit_code = 0
+    process, was_killed, was_ended = SimpleNamespace(returncode=0), False, True
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__({**facts().raw, "main_thread": True})
+        self.ends = 0
+
+    def __enter__(self) -> Ending:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def ask(self, until: float, **order: Any) -> list[Mapping[str, Any]]:
+        if self.orders:
+            raise TimeIsUp
+        return super().ask(until, **order)
+
+    def end(self, *, exits: bool) -> None:
+        self.ends += 1
+        if self.ends == 1:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_the_program_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "Program", Ending)
+    monkeypatch.setattr(job, "written_files", lambda *_: [])
+    monkeypatch.setattr(job, "_recorded", lambda program, _: program)
+    result = job.optimize(["python"], job.Options(), lambda line: None)
+    assert result.interrupted and job.INTERRUPTED in result.notes
+    assert "--minutes 10 are over: more were to be tried" in result.notes
