@@ -152,7 +152,7 @@ def _replay(
         show_json({**result.as_json(), "files": [str(file) for file in written]})
     else:
         show_result(result)
-        _show_next(result.command, written)
+        _show_next(result.command, written, replayed=True)
 
 
 def _advise(trace: Path, format: Format) -> None:
@@ -208,10 +208,11 @@ def _bundle(result: Result, folder: Path) -> Path | None:
         return None
 
 
-def _show_next(command: list[str], written: list[Path]) -> None:
+def _show_next(command: list[str], written: list[Path], replayed: bool = False) -> None:
     for path in written:
         if path.name == PAGE_FILE:
             err.print(f"report:   {path}")
         elif path.name == BUNDLE_FILE:
-            words = ["nostall", "apply", "--bundle", str(path), "--", *command]
-            err.print(f"next:     {shlex.join(words)}")
+            # A replay proved nothing of this machine, and its program may not be here.
+            bundle = ["optimize"] if replayed else ["apply", "--bundle", str(path)]
+            err.print(f"next:     {shlex.join(['nostall', *bundle, '--', *command])}")
