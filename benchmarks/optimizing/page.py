@@ -144,7 +144,8 @@ def _summary(rows: Mapping[str, Row]) -> str:
         f" Of {late} programs (‡) the bundle had not started when the time of the benchmark was "
         "over: shown is the lesser of what was proven inside of the program (beside the best "
         "settings over their gain) and of the step in turns over the proven step, because other "
-        "programs started while it was proven."
+        "programs started while it was proven. This rule was chosen after the run was seen; it "
+        "lowers both means."
     )
     return wrapped(
         f"Of {len(rows)} measured programs, nostall proved a gain of {kept}. The longest run of "
