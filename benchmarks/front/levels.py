@@ -268,7 +268,7 @@ def shardings() -> Headline:
         "sharding plans", "best of DDP, FSDP2, TP", tuple(ratios), "models", "4 H200",
         max(session["date"] for session in content["sessions"])[:10],
         "small models with fast links: DDP is faster", "parallel.md", (file,),
-        ("parallel/sharding", "parallel/execute"), label="sharding plan / best of DDP, FSDP2, TP",
+        ("parallel/sharding", "parallel/execute"), label="sharding plan / best peer",
     )  # fmt: skip
 
 
