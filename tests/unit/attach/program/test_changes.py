@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from collections import namedtuple
 from typing import Any
 
@@ -138,6 +140,10 @@ def test_outputs_have_the_layout_that_a_program_may_rely_on() -> None:
     assert change.check(call(x)).refusal == ""
     change.on()
     assert root(x).view(2, -1).shape == (2, 512)
+    assert copy.deepcopy(root)(x).is_contiguous()
+    saved = pickle.dumps(root)  # as a program does that saves a whole module
+    assert b"nostall" not in saved.replace(Features.__module__.encode(), b"")
+    assert torch.equal(pickle.loads(saved)(x), root(x))
     change.off()
     assert not root._forward_hooks
 
