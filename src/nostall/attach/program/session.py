@@ -340,6 +340,7 @@ class Session:
             "roots": [type(root).__name__ for root in self.roots],
             "identity": {"model": model_identity(self.roots), "sources": source_identity()},
             "keeps_gradients": self._keeps_gradients,
+            "kept_graph": self.segments.kept_graph,
             "loss_elements": self.losses.largest,
             "in_torch": any(is_in_torch(root) for root in self.roots),
             "images": any(has_images(root) for root in self.roots),
