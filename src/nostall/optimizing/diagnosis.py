@@ -329,7 +329,7 @@ def _no_graphs(facts: Facts) -> str:
     calls = facts.raw["calls"]
     if facts.raw.get("keeps_gradients", calls > 1):  # recordings of earlier versions lack it
         return (
-            "gradients live on in the next step (zero_grad(set_to_none=False), or none of it), and "
+            "gradients live on in the next step (kept, or zero_grad(set_to_none=False)), and "
             "graphs use their memory again"
         )
     if calls > MOST_CALLS:
