@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nostall.attach.program.machine import cpu_name
 from nostall.attach.program.start import VARIABLE
-from nostall.attach.vllm.calls import decode_reads
+from nostall.attach.vllm.calls import Engines, decode_reads
 from nostall.core.errors import BadInput
 from nostall.optimizing import job
 from nostall.optimizing.bundle import bundle_environment, read_bundle, write_bundle
@@ -207,3 +208,17 @@ def test_shared_pages_are_read_once_by_the_longest() -> None:
     total, once = decode_reads([[*shared, 1], [*shared, 2], [7] * 33], [10, 4, 2])
     assert total == 33 * 16 + (100 + 16 + 4) / 2
     assert once == total - 32 * 4
+
+
+def test_a_repeated_call_has_the_messages_of_then() -> None:
+    llm: Any = SimpleNamespace(prompts=[])
+    engines: Any = Engines(SimpleNamespace(), {})  # type: ignore[arg-type]
+    engines._ended = llm.prompts.append
+    chat: Any = engines._noted(lambda llm, messages, tools=None: messages)
+    messages = [[{"role": "user", "content": "a"}]]
+    chat(llm, messages)
+    chat(llm, messages=messages)
+    messages[0].append({"role": "assistant", "content": "b"})
+    first, second = llm.prompts
+    assert [len(conversation) for conversation in first.args[0]] == [1]
+    assert [len(conversation) for conversation in second.kwargs["messages"]] == [1]

@@ -65,7 +65,9 @@ class LastGradients:
         self._seen = []
         for root in roots:
             found = [p.grad for p in root.parameters() if p.grad is not None]
-            plain = [g for g in found[:most] if type(g) is torch.Tensor and g.layout is torch.strided]
+            plain = [
+                g for g in found[:most] if type(g) is torch.Tensor and g.layout is torch.strided
+            ]
             self._seen += [weak(gradient.untyped_storage()) for gradient in plain]
         return lives_on
 

@@ -121,8 +121,9 @@ class Engines:
             try:
                 result = function(llm, *args, **kwargs)
                 seconds = _clock() - began
-                copied = [list(a) if isinstance(a, list) else a for a in args]
-                made = _Made(self.calls, llm, function, copied, dict(kwargs), result, seconds)
+                made = _Made(
+                    self.calls, llm, function, _copied(args), _copied(kwargs), result, seconds
+                )
                 quietly(_PROBLEM, self._ended, made)
             finally:
                 self._inside = False
@@ -195,6 +196,13 @@ class Engines:
             result = made.function(made.llm, *made.args, **made.kwargs)
             samples.append((_clock() - began, _generated(result)))
         return samples, {**_probabilities(made), "repeated": _digests(result)}
+
+
+def _copied(value: Any) -> Any:
+    """Arguments as they are now: a program may add to its lists of prompts or messages."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return {k: _copied(v) for k, v in value.items()} if type(value) is dict else value
 
 
 def _reset(llm: Any) -> None:

@@ -169,3 +169,21 @@ def test_a_graph_that_leaves_work_out_is_refused(share: int, reason: str) -> Non
     found = change.check({})
     assert (reason in found.refusal) if reason else found.refusal == ""
     assert "step" not in vars(optimizer)
+
+
+def test_only_parameters_that_step_are_counted() -> None:
+    layer, _, _, _ = made()
+    optimizer = torch.optim.Adagrad(layer.parameters())
+    optimizer.step()
+    layer.bias.grad = None
+
+    def record(device: Any, function: Callable[[], None]) -> Callable[[], None]:
+        function()  # the host's part of it, which is not repeated
+        return lambda: None
+
+    steps = CapturedSteps(optimizer, record)
+    steps.on()
+    for _ in range(4):
+        optimizer.step()
+    counted = [float(optimizer.state[p]["step"]) for p in layer.parameters()]
+    assert steps.graphs and counted == [5.0, 1.0]
