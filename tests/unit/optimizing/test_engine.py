@@ -12,6 +12,7 @@ import pytest
 
 from nostall.attach.program.machine import cpu_name
 from nostall.attach.program.start import VARIABLE
+from nostall.attach.vllm import calls
 from nostall.attach.vllm.calls import Engines, decode_reads
 from nostall.core.errors import BadInput
 from nostall.optimizing import job
@@ -222,3 +223,23 @@ def test_a_repeated_call_has_the_messages_of_then() -> None:
     first, second = llm.prompts
     assert [len(conversation) for conversation in first.args[0]] == [1]
     assert [len(conversation) for conversation in second.kwargs["messages"]] == [1]
+
+
+def test_an_engine_of_another_model_has_its_own_arguments(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class EngineArgs:
+        max_num_seqs, max_num_batched_tokens = 256, None
+
+        def create_engine_config(self) -> Any:
+            self.max_num_batched_tokens = self.max_num_batched_tokens or 8 * self.max_num_seqs
+            return self.max_num_seqs, self.max_num_batched_tokens
+
+    settings = {"arguments": {"max_num_seqs": 1024}, "applied": ["more sequences"], "vllm": None,
+                "model": "0" * 64}  # fmt: skip
+    monkeypatch.setattr(calls, "model_digest", lambda config: "1" * 64)
+    monkeypatch.setattr(calls, "vllm_version", lambda: None)
+    session: Any = SimpleNamespace()
+    Engines(session, settings).change_arguments(SimpleNamespace(EngineArgs=EngineArgs))  # type: ignore[arg-type]
+    assert EngineArgs().create_engine_config() == (256, 2048)
+    assert "the bundle is not applied" in capsys.readouterr().err

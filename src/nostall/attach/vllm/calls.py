@@ -78,6 +78,7 @@ class Engines:
         def changed(engine: Any, *args: Any, **kwargs: Any) -> Any:
             given = {name: getattr(engine, name, None) for name in ARGUMENTS}
             self.given = {name: _plain(value) for name, value in given.items()}
+            before = dict(vars(engine))
             for name, value in arguments.items():
                 setattr(engine, name, _backend(value) if name == "attention_backend" else value)
             if not self.settings.get("applied"):
@@ -92,8 +93,8 @@ class Engines:
             print("nostall: the bundle is not applied: its model has the configuration "
                   f"{self.settings['model'][:12]}, and this one has {found[:12]}; run `nostall "
                   "optimize` here", file=sys.stderr)  # fmt: skip
-            for name in arguments:
-                setattr(engine, name, given[name])
+            vars(engine).clear()  # vLLM has derived others from these arguments
+            vars(engine).update(before)
             return create(engine, *args, **kwargs)
 
         owner.create_engine_config = changed
