@@ -283,8 +283,14 @@ def _compile_levels(facts: Facts) -> list[Level]:
             expected="1.05 (median of 24 steps), H200 (docs/results/fusion-unseen.md)",
             line=_written(line, 'backend="nostall"', roots),
         ))  # fmt: skip
-    obstacle = facts.raw["obstacle"]
+    obstacle = facts.raw["obstacle"] or _kept_graph(facts)
     return [_unusable(level, obstacle) for level in levels] if obstacle else levels
+
+
+def _kept_graph(facts: Facts) -> str:
+    """Why the program's backward passes would fail in compiled code; empty if they would not."""
+    kept = facts.raw.get("kept_graph")  # recordings of earlier versions lack it
+    return f"a backward pass has {kept}, with which that of compiled code fails" if kept else ""
 
 
 def _generation_levels(facts: Facts) -> list[Level]:
@@ -323,7 +329,7 @@ def _no_graphs(facts: Facts) -> str:
     calls = facts.raw["calls"]
     if facts.raw.get("keeps_gradients", calls > 1):  # recordings of earlier versions lack it
         return (
-            "gradients live on in the next step (zero_grad(set_to_none=False), or none of it), and "
+            "gradients live on in the next step (kept, or zero_grad(set_to_none=False)), and "
             "graphs use their memory again"
         )
     if calls > MOST_CALLS:
@@ -378,7 +384,8 @@ def _loss_levels(facts: Facts) -> list[Level]:
         minutes=0.4, line="functional.cross_entropy = torch.compile(functional.cross_entropy)",
     )  # fmt: skip
     touches = f"the loss of {elements / 1e6:.3g} million logits, outside of the modules"
-    return [replace(level, touches=touches, share=None, bound=None, reason="no bound is known")]
+    level = replace(level, touches=touches, share=None, bound=None, reason="no bound is known")
+    return [_unusable(level, reason) if (reason := _kept_graph(facts)) else level]
 
 
 def _optimizer_levels(facts: Facts) -> list[Level]:

@@ -32,6 +32,8 @@ def explain_end(
             "no Python process of the program was watched: it runs no Python, one without nostall, "
             "or one with -I, -E or -S, which leave nostall's start-up module out"
         )
+    elif result.facts is not None and program.exit_code:
+        reason = "the program failed before all levels were tried; its output says why"
     elif result.facts is not None:
         reason = "the program ended before all levels were tried; a longer run shows more"
     elif steps:

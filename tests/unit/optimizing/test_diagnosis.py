@@ -53,6 +53,14 @@ def test_a_bound_is_the_step_over_what_remains() -> None:
     assert found["fused optimiser"] == pytest.approx(1.25)
 
 
+def test_a_program_that_keeps_a_graph_is_not_compiled() -> None:
+    found = facts(kept_graph="retain_graph=True", loss_elements=1 << 23)
+    levels = {level.name: level for level in diagnose(found)}
+    for name in ("torch.compile", "compiled loss"):
+        assert levels[name].change is None and "retain_graph=True" in levels[name].reason
+    assert levels["fused optimiser"].change is not None
+
+
 def test_a_bound_follows_from_the_numbers_beside_it() -> None:
     found = facts(parts={
         "forward": [0.1] * 20, "backward": [0.1] * 20, "loader": [0.0] * 20,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nostall.attach.program.machine import cpu_name
 from nostall.attach.program.start import VARIABLE
-from nostall.attach.vllm.calls import decode_reads
+from nostall.attach.vllm import calls
+from nostall.attach.vllm.calls import Engines, decode_reads
 from nostall.core.errors import BadInput
 from nostall.optimizing import job
 from nostall.optimizing.bundle import bundle_environment, read_bundle, write_bundle
@@ -207,3 +209,37 @@ def test_shared_pages_are_read_once_by_the_longest() -> None:
     total, once = decode_reads([[*shared, 1], [*shared, 2], [7] * 33], [10, 4, 2])
     assert total == 33 * 16 + (100 + 16 + 4) / 2
     assert once == total - 32 * 4
+
+
+def test_a_repeated_call_has_the_messages_of_then() -> None:
+    llm: Any = SimpleNamespace(prompts=[])
+    engines: Any = Engines(SimpleNamespace(), {})  # type: ignore[arg-type]
+    engines._ended = llm.prompts.append
+    chat: Any = engines._noted(lambda llm, messages, tools=None: messages)
+    messages = [[{"role": "user", "content": "a"}]]
+    chat(llm, messages)
+    chat(llm, messages=messages)
+    messages[0].append({"role": "assistant", "content": "b"})
+    first, second = llm.prompts
+    assert [len(conversation) for conversation in first.args[0]] == [1]
+    assert [len(conversation) for conversation in second.kwargs["messages"]] == [1]
+
+
+def test_an_engine_of_another_model_has_its_own_arguments(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class EngineArgs:
+        max_num_seqs, max_num_batched_tokens = 256, None
+
+        def create_engine_config(self) -> Any:
+            self.max_num_batched_tokens = self.max_num_batched_tokens or 8 * self.max_num_seqs
+            return self.max_num_seqs, self.max_num_batched_tokens
+
+    settings = {"arguments": {"max_num_seqs": 1024}, "applied": ["more sequences"], "vllm": None,
+                "model": "0" * 64}  # fmt: skip
+    monkeypatch.setattr(calls, "model_digest", lambda config: "1" * 64)
+    monkeypatch.setattr(calls, "vllm_version", lambda: None)
+    session: Any = SimpleNamespace()
+    Engines(session, settings).change_arguments(SimpleNamespace(EngineArgs=EngineArgs))  # type: ignore[arg-type]
+    assert EngineArgs().create_engine_config() == (256, 2048)
+    assert "the bundle is not applied" in capsys.readouterr().err

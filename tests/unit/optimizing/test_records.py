@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from nostall.cli.tuning import program
 from nostall.optimizing import records
 from nostall.optimizing.job import Options
 from nostall.optimizing.records import Kept, keep_proven
@@ -58,3 +59,13 @@ def test_other_configurations_need_no_start(
 ) -> None:
     monkeypatch.setattr(records, "Store", Shelf)
     assert keep_proven(["none"], [row("c", "other")], set(), print) == Kept((), "", 1)
+
+
+def test_records_that_another_run_adds_meanwhile_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {id: row(id, original) for id, original in (("a", "own"), ("b", "of another run"))}
+    monkeypatch.setattr(program, "_records", lambda: found)
+    monkeypatch.setattr(records, "keep_proven", lambda command, rows, *_: [r.id for r in rows])
+    given: Any = SimpleNamespace(words=("app.py",))
+    result: Any = SimpleNamespace(kernels=())
+    kept: Any = program._prove(given, result, {}, {"own"})
+    assert kept == ["a"] and program._prove(given, result, found, {"own"}) is None

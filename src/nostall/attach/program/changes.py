@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nostall.attach.program.changing.captured import CapturedOptimizer, CapturedSteps, can_capture
@@ -244,7 +244,7 @@ class ChannelsLast:
         """Tensors, and the data that each of them does not use."""
         self._is_on = False
         self._hooks: list[Any] = []
-        self._to_first = _outputs_to_first_layout()
+        self._to_first = _ToFirstLayout()
 
     def missing(self) -> str:
         """Why nothing would be changed, or something else with it; empty otherwise."""
@@ -345,20 +345,36 @@ class ChannelsLast:
         self._is_on = not self._is_on
 
 
-def _outputs_to_first_layout() -> Callable[[Any, Any, Any], Any]:
-    """A forward hook that gives images in channels-last layout PyTorch's first one."""
-    torch = sys.modules["torch"]
-    last = torch.channels_last
+class _ToFirstLayout:
+    """A forward hook that gives images in channels-last layout PyTorch's first one.
 
-    def contiguous(tensor: Any) -> Any:
-        is_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=last)
-        return tensor.contiguous() if is_last else tensor
+    It is part of the module's state, which a program may copy or save as a whole.
+    """
 
-    def hook(module: Any, args: Any, output: Any) -> Any:
-        is_tensor = isinstance(output, torch.Tensor)
-        return contiguous(output) if is_tensor else map_tensors(output, contiguous)
+    def __init__(self) -> None:
+        self._torch = sys.modules["torch"]
 
-    return hook
+    def __call__(self, module: Any, args: Any, output: Any) -> Any:
+        changed = False
+
+        def contiguous(tensor: Any) -> Any:
+            nonlocal changed
+            if tensor.dim() != 4 or tensor.is_contiguous():
+                return tensor
+            if not tensor.is_contiguous(memory_format=self._torch.channels_last):
+                return tensor
+            changed = True
+            return tensor.contiguous()
+
+        mapped = map_tensors(output, contiguous)
+        return mapped if changed else output
+
+    def __deepcopy__(self, memo: Any) -> _ToFirstLayout:
+        return self
+
+    def __reduce__(self) -> Any:
+        # Where a saved module is read, nostall may lack: a hook that gives None changes nothing.
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def has_images(root: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import importlib
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,7 @@ MAX_CALLS = 8
 """Calls of a step whose shapes are part of its key; further ones are only counted."""
 
 MAX_GRADIENTS = 8
-"""Gradients of a module that are looked at in each watched step."""
-_SEEN = "_nostall_seen"
+"""Gradients of a module that are looked at in each timed step; in the first ones, all are."""
 MAX_SOURCE_BYTES = 1 << 22
 """Larger source files of a program count by their sizes."""
 
@@ -45,18 +45,31 @@ def find_roots(optimizers: Sequence[Any]) -> list[Any]:
     return roots
 
 
-def gradients_live_on(roots: Sequence[Any]) -> bool:
-    """Whether a gradient is the tensor that it was when this was asked before.
+class LastGradients:
+    """Whether the memory of gradients lives on in the next step, whatever holds it.
 
     The memory of CUDA graphs, in which they lie, is used again by then.
     """
-    lives_on = False
-    for root in roots:
-        trained = [p for p in root.parameters() if p.grad is not None]
-        for parameter in trained[:MAX_GRADIENTS]:
-            lives_on = lives_on or hasattr(parameter.grad, _SEEN)
-            setattr(parameter.grad, _SEEN, True)
-    return lives_on
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []
+
+    def live_on(self, roots: Sequence[Any], most: int | None = None) -> bool:
+        """Whether memory of the last call's gradients is alive; then note ``most`` of each root.
+
+        None: all gradients.
+        """
+        torch = sys.modules["torch"]
+        weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
+        lives_on = any(not reference.expired() for reference in self._seen)
+        self._seen = []
+        for root in roots:
+            found = [p.grad for p in root.parameters() if p.grad is not None]
+            plain = [
+                g for g in found[:most] if type(g) is torch.Tensor and g.layout is torch.strided
+            ]
+            self._seen += [weak(gradient.untyped_storage()) for gradient in plain]
+        return lives_on
 
 
 def model_identity(roots: Sequence[Any]) -> str:

@@ -22,6 +22,8 @@ class Segments:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.loaders: dict[str, Any] = {}
         """Workers and pinned memory of the loaders that were read."""
+        self.kept_graph = ""
+        """The argument with which a backward pass kept its graph; empty if none did."""
         self._optimizer_begin: float | None = None
         self._removals: list[Callable[[], None]] = []
         self._depth, self._watches_backward = 0, False
@@ -66,7 +68,10 @@ class Segments:
             self._optimizer_begin = None
 
     def watch_backward(self) -> None:
-        """Time ``torch.autograd.backward``, which ``loss.backward()`` calls; once."""
+        """Time ``torch.autograd.backward``, which ``loss.backward()`` calls; once.
+
+        Of each backward pass, those of ``torch.autograd.grad`` too, note whether its graph is kept.
+        """
         if self._watches_backward:
             return
         self._watches_backward = True
@@ -79,6 +84,20 @@ class Segments:
                 owner.backward = original
 
         self._removals.append(remove)
+        run = getattr(owner, "_engine_run_backward", None)
+        if run is None:
+            return
+
+        @functools.wraps(run)
+        def noted(
+            outputs: Any, gradients: Any, keeps: Any, creates: Any, *more: Any, **named: Any
+        ) -> Any:
+            if keeps or creates:
+                self.kept_graph = "create_graph=True" if creates else "retain_graph=True"
+            return run(outputs, gradients, keeps, creates, *more, **named)
+
+        owner._engine_run_backward = noted
+        self._removals.append(lambda: setattr(owner, "_engine_run_backward", run))
 
     def watch_loader(self, module: Any) -> None:
         """Time ``next`` of the iterators of ``torch.utils.data.DataLoader``."""

@@ -31,9 +31,10 @@ from nostall.attach.program.kernels import Kernels, NativeKernels
 from nostall.attach.program.machine import cpu_name, driver_version, rank, transformers_version
 from nostall.attach.program.roots import (
     MAX_CALLS,
+    MAX_GRADIENTS,
+    LastGradients,
     Switch,
     find_roots,
-    gradients_live_on,
     model_identity,
     obstacle,
     shapes,
@@ -94,6 +95,7 @@ class Session:
         self._closing_changes, self._uninstalled = 0, True
         self._keeps_gradients = False
         """Whether a gradient of one step was seen in the next one, and not made anew."""
+        self._gradients = LastGradients()
         self.roots: list[Any] = []
         self._current: Mapping[str, Any] = {}
         self._overflows: list[Any] = []
@@ -239,8 +241,10 @@ class Session:
         assert self._watched is not None
         parts = self.segments.take()
         self._watched.append((step.key, now - self._last, parts))
-        self._keeps_gradients |= gradients_live_on(self.roots)
         kept = self._watched[SETTLED:]
+        self._keeps_gradients |= self._gradients.live_on(
+            self.roots, MAX_GRADIENTS if kept else None
+        )
         if not kept:
             self._sync()
             self.kernels.restart()
@@ -340,6 +344,7 @@ class Session:
             "roots": [type(root).__name__ for root in self.roots],
             "identity": {"model": model_identity(self.roots), "sources": source_identity()},
             "keeps_gradients": self._keeps_gradients,
+            "kept_graph": self.segments.kept_graph,
             "loss_elements": self.losses.largest,
             "in_torch": any(is_in_torch(root) for root in self.roots),
             "images": any(has_images(root) for root in self.roots),

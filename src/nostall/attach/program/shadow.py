@@ -527,9 +527,17 @@ def _state(value: Any) -> dict[str, Any] | None:
 
 
 def _like(value: Any, items: dict[Any, Any]) -> Any:
-    """A mapping of the same type, such as the outputs of transformers; a dict if that fails."""
+    """A mapping of the same type, such as the outputs of transformers; a dict if that fails.
+
+    Of subclasses of dict, attributes and what makes missing items stay, too.
+    """
     try:
-        return type(value)(**items)
+        if not isinstance(value, dict):
+            return type(value)(**items)
+        copied = copy.copy(value)
+        for key, item in items.items():
+            copied[key] = item
+        return copied
     except Exception:  # any error of a user's class
         return items
 

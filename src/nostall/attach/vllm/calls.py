@@ -78,6 +78,7 @@ class Engines:
         def changed(engine: Any, *args: Any, **kwargs: Any) -> Any:
             given = {name: getattr(engine, name, None) for name in ARGUMENTS}
             self.given = {name: _plain(value) for name, value in given.items()}
+            before = dict(vars(engine))
             for name, value in arguments.items():
                 setattr(engine, name, _backend(value) if name == "attention_backend" else value)
             if not self.settings.get("applied"):
@@ -92,8 +93,8 @@ class Engines:
             print("nostall: the bundle is not applied: its model has the configuration "
                   f"{self.settings['model'][:12]}, and this one has {found[:12]}; run `nostall "
                   "optimize` here", file=sys.stderr)  # fmt: skip
-            for name in arguments:
-                setattr(engine, name, given[name])
+            vars(engine).clear()  # vLLM has derived others from these arguments
+            vars(engine).update(before)
             return create(engine, *args, **kwargs)
 
         owner.create_engine_config = changed
@@ -121,8 +122,9 @@ class Engines:
             try:
                 result = function(llm, *args, **kwargs)
                 seconds = _clock() - began
-                copied = [list(a) if isinstance(a, list) else a for a in args]
-                made = _Made(self.calls, llm, function, copied, dict(kwargs), result, seconds)
+                made = _Made(
+                    self.calls, llm, function, _copied(args), _copied(kwargs), result, seconds
+                )
                 quietly(_PROBLEM, self._ended, made)
             finally:
                 self._inside = False
@@ -195,6 +197,13 @@ class Engines:
             result = made.function(made.llm, *made.args, **made.kwargs)
             samples.append((_clock() - began, _generated(result)))
         return samples, {**_probabilities(made), "repeated": _digests(result)}
+
+
+def _copied(value: Any) -> Any:
+    """Arguments as they are now: a program may add to its lists of prompts or messages."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return {k: _copied(v) for k, v in value.items()} if type(value) is dict else value
 
 
 def _reset(llm: Any) -> None:

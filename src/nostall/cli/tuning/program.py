@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,6 +61,7 @@ class ProgramInput:
 def tune_program(program: ProgramInput, settings: Settings, tune_one: TuneOne) -> None:
     """Run the program, divide the seconds among its kernels, search them, and print a table."""
     from nostall.cli.record import run_recorded
+    from nostall.store.artefacts import content_hash
     from nostall.tuning import program as job
     from nostall.tuning.room import Search
 
@@ -88,11 +89,13 @@ def tune_program(program: ProgramInput, settings: Settings, tune_one: TuneOne) -
     search: Search = "assembler" if settings.strategy == ASSEMBLER else "native moves"
     results = job.divide(settings.seconds, kernels, search)
     runs: list[Path] = []
+    searched: set[str] = set()
     known = _records() if settings.objective == "gpu" and program.store is None else None
 
     def tune(source: Source, seconds: float) -> TuningResult:
         name = f"{len(runs) + 1:02}-{source.kernel[:40]}"
         folder = program.folder / name if program.folder is not None else None
+        searched.add(content_hash(source.cubin))
         result, path = tune_one(source, replace(settings, seconds=seconds), folder)
         runs.append(path)
         return result
@@ -107,7 +110,7 @@ def tune_program(program: ProgramInput, settings: Settings, tune_one: TuneOne) -
         interrupted = True
     kind: Kind = "modelled" if settings.objective == "model" else "measured"
     whole = job.ProgramResult(tuple(results), tuple(refused), kind, interrupted)
-    kept = None if known is None else _prove(program, whole, known)
+    kept = None if known is None else _prove(program, whole, known, searched)
     _show(whole, runs, command, program.format, kept)
 
 
@@ -121,12 +124,21 @@ def _records() -> dict[str, Row]:
         return {}
 
 
-def _prove(program: ProgramInput, result: ProgramResult, known: Mapping[str, Row]) -> Kept | None:
-    """Keep the records of this run that make the whole program faster; None if it made none."""
+def _prove(
+    program: ProgramInput,
+    result: ProgramResult,
+    known: Mapping[str, Row],
+    searched: Collection[str],
+) -> Kept | None:
+    """Keep the records of this run that make the whole program faster; None if it made none.
+
+    ``searched``: sha256 of the binaries that it searched.  Another run may have added records of
+    others meanwhile, which stay.
+    """
     from nostall.optimizing.records import keep_proven
     from nostall.store.artefacts import content_hash
 
-    rows = [row for id, row in _records().items() if id not in known]
+    rows = [row for id, row in _records().items() if id not in known and row.original in searched]
     if not rows:
         return None
     own = {content_hash(r.kernel.own.source.cubin) for r in result.kernels if r.kernel.own.is_own}

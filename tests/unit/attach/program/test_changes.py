@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections import namedtuple
+import pickle
+from collections import defaultdict, namedtuple
 from typing import Any
 
 import pytest
@@ -138,6 +140,10 @@ def test_outputs_have_the_layout_that_a_program_may_rely_on() -> None:
     assert change.check(call(x)).refusal == ""
     change.on()
     assert root(x).view(2, -1).shape == (2, 512)
+    assert copy.deepcopy(root)(x).is_contiguous()
+    saved = pickle.dumps(root)  # as a program does that saves a whole module
+    assert b"nostall" not in saved.replace(Features.__module__.encode(), b"")
+    assert torch.equal(pickle.loads(saved)(x), root(x))
     change.off()
     assert not root._forward_hooks
 
@@ -198,6 +204,24 @@ class Sometimes(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.layer(x) if self.training else Opaque(self.layer(x))
+
+
+def test_copied_outputs_are_what_they_were() -> None:
+    class Named(dict[str, Any]):
+        """A subclass with a constructor and attributes of its own."""
+
+        def __init__(self, first: Any) -> None:
+            super().__init__(first=first)
+            self.steps = 0
+
+    made: Any = Named(torch.ones(2))
+    made["more"], made.steps = torch.ones(3), 7
+    call = changes._with_own_outputs(lambda value: value)
+    lists = call(defaultdict(list, a=torch.ones(2)))
+    assert lists["new"] == [] and lists["a"].sum() == 2
+    found = shadow.map_tensors(made, lambda tensor: tensor.clone())
+    assert type(found) is Named and list(found) == ["first", "more"] and found.steps == 7
+    assert found["more"] is not made["more"]
 
 
 def test_a_refused_output_of_an_applied_graph_leaves_the_original(

@@ -82,6 +82,20 @@ def test_a_watch_tells_what_runs(program: Program) -> None:
     assert len(watched["parts"]["forward"]) == 6 and all(watched["parts"]["forward"])
 
 
+def test_a_watch_tells_of_a_backward_pass_that_keeps_its_graph(program: Program) -> None:
+    """A compiled one would fail in it."""
+    run = torch.autograd._engine_run_backward
+    x = torch.ones(2, requires_grad=True)
+    (x**2).sum().backward()
+    assert program.session.segments.kept_graph == ""
+    torch.autograd.grad((x**2).sum(), x, create_graph=True)
+    assert program.session.segments.kept_graph == "create_graph=True"
+    program.run(12)
+    (watched,) = program.events("watched")
+    assert watched["kept_graph"] == "create_graph=True"
+    assert torch.autograd._engine_run_backward is run.__wrapped__
+
+
 def test_calls_with_gradients_are_counted(program: Program) -> None:
     def calls(count: int, evaluated: int) -> int:
         session = program.session

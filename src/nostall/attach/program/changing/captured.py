@@ -165,7 +165,10 @@ class CapturedSteps:
                 if key != self._last:  # only what comes again is recorded
                     self._last, self._misses = key, self._misses + 1
                     if self._misses > MOST_MISSES:
-                        self.failure = "its gradients are at other addresses in each step"
+                        self.failure = (
+                            "its gradients are at other addresses, or its options have other "
+                            "values, in each step"
+                        )
                     return None
                 if len(self.graphs) == MOST_GRAPHS:
                     self.graphs.pop(next(iter(self.graphs)))
@@ -205,7 +208,9 @@ class CapturedSteps:
         torch, optimizer = sys.modules["torch"], self.optimizer
         groups, state = optimizer.param_groups, optimizer.state
         device = groups[0]["params"][0].device
-        counters = [s["step"] for s in state.values() if "step" in s and not s["step"].is_cuda]
+        used = [p for group in groups for p in group["params"] if p.grad is not None]
+        counters = [s["step"] for p in used if "step" in (s := state.get(p, {}))]
+        counters = [counter for counter in counters if not counter.is_cuda]
         counted = [counter.clone() for counter in counters]
         if self._has_rates and not self._rates:
             self._filled = [float(group["lr"]) for group in groups]

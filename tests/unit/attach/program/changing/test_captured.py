@@ -16,7 +16,7 @@ from nostall.attach.program.changing.captured import (  # noqa: E402
     CapturedSteps,
     can_capture,
 )
-from nostall.attach.program.roots import gradients_live_on  # noqa: E402
+from nostall.attach.program.roots import LastGradients  # noqa: E402
 
 nn = torch.nn
 
@@ -131,13 +131,30 @@ def test_only_steps_on_one_gpu_are_recorded() -> None:
 
 def test_gradients_that_live_on_are_seen() -> None:
     layer, optimizer, _, _ = made()
-    assert not gradients_live_on([layer])
-    assert gradients_live_on([layer])  # nothing has made them anew
+    gradients = LastGradients()
+    assert not gradients.live_on([layer])
+    assert gradients.live_on([layer])  # nothing has made them anew
     optimizer.zero_grad(set_to_none=False)
-    assert gradients_live_on([layer])
+    assert gradients.live_on([layer])
     optimizer.zero_grad()
     layer(torch.ones(2, 4)).sum().backward()
-    assert not gradients_live_on([layer])
+    assert not gradients.live_on([layer])
+    kept = layer.weight.grad.flatten()  # as a program does that compares gradients of steps
+    optimizer.zero_grad()
+    assert gradients.live_on([layer])
+    del kept
+    assert not gradients.live_on([layer])
+
+
+def test_all_gradients_are_looked_at() -> None:
+    """Another optimiser may keep those of the last layer."""
+    layers = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(6)))
+    gradients = LastGradients()
+    for _ in range(2):
+        layers[:5].zero_grad()
+        layers(torch.ones(1, 2)).sum().backward()
+        found = gradients.live_on([layers])
+    assert found
 
 
 @pytest.mark.parametrize(("share", "reason"), [(1, ""), (0, "off by")])
@@ -152,3 +169,21 @@ def test_a_graph_that_leaves_work_out_is_refused(share: int, reason: str) -> Non
     found = change.check({})
     assert (reason in found.refusal) if reason else found.refusal == ""
     assert "step" not in vars(optimizer)
+
+
+def test_only_parameters_that_step_are_counted() -> None:
+    layer, _, _, _ = made()
+    optimizer = torch.optim.Adagrad(layer.parameters())
+    optimizer.step()
+    layer.bias.grad = None
+
+    def record(device: Any, function: Callable[[], None]) -> Callable[[], None]:
+        function()  # the host's part of it, which is not repeated
+        return lambda: None
+
+    steps = CapturedSteps(optimizer, record)
+    steps.on()
+    for _ in range(4):
+        optimizer.step()
+    counted = [float(optimizer.state[p]["step"]) for p in layer.parameters()]
+    assert steps.graphs and counted == [5.0, 1.0]
