@@ -110,7 +110,8 @@ class _Graph:
         """
         try:
             store, ranks = KernelStore(), RankSync.current()
-            self.report.graph = graph_key(self.module, self.inputs, self.options, self.patches)
+            options = self.versions.key_options
+            self.report.graph = graph_key(self.module, self.inputs, options, self.patches)
             selection = self._known_selection(store, ranks)
             if selection is not None and selection.version != "inductor":
                 return self._compile_known_candidate(selection)

@@ -27,9 +27,12 @@ from nostall.attach.torch_compile.selection.dispatcher import (  # noqa: E402
     SelectionContext,
 )
 from nostall.attach.torch_compile.selection.graph_state import GraphState  # noqa: E402
-from nostall.attach.torch_compile.selection.versions import Candidate  # noqa: E402
+from nostall.attach.torch_compile.selection.versions import (  # noqa: E402
+    Candidate,
+    GraphVersions,
+)
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
-from nostall.attach.torch_compile.store.rank_sync import Selection  # noqa: E402
+from nostall.attach.torch_compile.store.rank_sync import RankSync, Selection  # noqa: E402
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks  # noqa: E402
 from tests.unit.attach.torch_compile.selection.dispatching import GRAPH, stored  # noqa: E402
 from tests.unit.attach.torch_compile.selection.test_second_candidate import (  # noqa: E402
@@ -161,3 +164,25 @@ def test_options_that_tune_all_versions_or_none_are_respected() -> None:
     assert InductorCompiler(InductorCompiler({}).tuned.patches).untuned_reason
     assert InductorCompiler({"triton.cudagraphs": True}).untuned_reason
     assert Options().blocks == "small"
+
+
+def test_blocks_of_another_process_do_not_run_where_they_are_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stored selection belongs to these options; none with blocks "off" has such block sizes."""
+
+    def scope() -> str:
+        versions = GraphVersions(Options(), {}, [torch.ones(3)], GraphReport(GRAPH))
+        return versions.key_options.blocks
+
+    assert scope() == "small"
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert scope() == "off"
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name in ("force_disable_caches", "triton.cudagraphs"):
+        with torch._inductor.config.patch({name: True}):
+            assert scope() == "off"
+    monkeypatch.setattr(RankSync, "current", lambda: RankSync(object(), 1))
+    assert scope() == "off"
