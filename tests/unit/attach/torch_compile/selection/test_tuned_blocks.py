@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
+from torch.fx import Graph as FxGraph  # noqa: E402
+from torch.fx import GraphModule as FxModule  # noqa: E402
 
+from nostall.attach.torch_compile import backend  # noqa: E402
 from nostall.attach.torch_compile.measure.block_tuning import BlockTuning  # noqa: E402
 from nostall.attach.torch_compile.measure.graph_comparison import GraphClocks  # noqa: E402
 from nostall.attach.torch_compile.measure.kernel_comparison import AllKernelsSlower  # noqa: E402
@@ -186,3 +191,19 @@ def test_blocks_of_another_process_do_not_run_where_they_are_not_tried(
             assert scope() == "off"
     monkeypatch.setattr(RankSync, "current", lambda: RankSync(object(), 1))
     assert scope() == "off"
+
+
+def test_tuned_blocks_are_chosen_again_if_inductors_cache_has_lost_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel would search without a limit of time."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert Graph(1.2, 0.9).last() == "tuned"
+    graph = backend._Graph(FxModule({}, FxGraph()), [torch.ones(3)], Options(), {}, None, None)
+    graph.report.graph = GRAPH
+    for is_searched in (False, True):
+        file = tmp_path / "ab" / f"{is_searched}.best_config"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps({"XBLOCK": 8, "found_by_coordesc": is_searched}))
+        selection = graph._known_selection(KernelStore(), RankSync())
+        assert (selection is not None and selection.version == "tuned") == is_searched
