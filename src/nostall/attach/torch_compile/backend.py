@@ -13,7 +13,11 @@ from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph
 from nostall.attach.torch_compile.graph_key import graph_key, input_device, unsupported_reason
 from nostall.attach.torch_compile.options import Options, parse_options
 from nostall.attach.torch_compile.report import GraphReport
-from nostall.attach.torch_compile.rewrite.compilers import CompiledGraph, inductor_patches
+from nostall.attach.torch_compile.rewrite.compilers import (
+    CompiledGraph,
+    has_searched_blocks,
+    inductor_patches,
+)
 from nostall.attach.torch_compile.selection.versions import GraphVersions
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import FOLLOWS_RANK_0, RankSync, Selection
@@ -110,7 +114,8 @@ class _Graph:
         """
         try:
             store, ranks = KernelStore(), RankSync.current()
-            self.report.graph = graph_key(self.module, self.inputs, self.options, self.patches)
+            options = self.versions.key_options
+            self.report.graph = graph_key(self.module, self.inputs, options, self.patches)
             selection = self._known_selection(store, ranks)
             if selection is not None and selection.version != "inductor":
                 return self._compile_known_candidate(selection)
@@ -163,7 +168,7 @@ class _Graph:
             report.reason = FOLLOWS_RANK_0 if selection is not None else ""
             return selection
         record = store.load(SelectionRecord, report.graph)
-        if record is None:
+        if record is None or (record.tuned and not has_searched_blocks()):
             return None
         if record.version == "stitched":
             from nostall.attach.torch_compile.runtime.custom_op import load_op

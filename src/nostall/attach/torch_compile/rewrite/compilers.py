@@ -6,8 +6,10 @@ save equal tensors for the backward pass.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -88,6 +90,21 @@ class GraphCompiler(Protocol):
     ) -> CompiledGraph:
         """Compile with stitched kernels, the backward pass together with the forward pass."""
         ...
+
+
+def has_searched_blocks() -> bool:
+    """Whether Inductor's cache has block sizes that a search has found.
+
+    If it has none, each kernel that is compiled with :data:`TUNING_OPTIONS` searches, without a
+    limit of time, when it first runs.
+    """
+    from torch._inductor.runtime.runtime_utils import cache_dir
+
+    for file in Path(cache_dir()).glob("*/*.best_config"):
+        with contextlib.suppress(OSError):
+            if b'"found_by_coordesc": true' in file.read_bytes():
+                return True
+    return False
 
 
 @dataclass(frozen=True)

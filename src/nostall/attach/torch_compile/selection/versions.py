@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -192,12 +192,8 @@ class GraphVersions:
             return "they are searched on a GPU only"
         if self.options.blocks == "off":
             return "asked for"
-        if not isinstance(self.compiler, InductorCompiler):
-            return "PyTorch's operators run one by one"
-        if reason := self.local_only_reason or self.compiler.untuned_reason:
+        if reason := self._untunable_reason or self.local_only_reason:
             return reason
-        if not RankSync.current().is_alone:
-            return "each rank would find others"
         calls = sum(node.op.startswith("call_") for node in module.graph.nodes)
         if self.options.blocks == "small" and calls > SMALL_GRAPH:
             return (
@@ -205,6 +201,23 @@ class GraphVersions:
                 '"nostall.blocks": "all" tries them, too'
             )
         return ""
+
+    @property
+    def _untunable_reason(self) -> str:
+        """Why no graph of this process has measured block sizes; empty if one may have them."""
+        if not isinstance(self.compiler, InductorCompiler):
+            return "PyTorch's operators run one by one"
+        if reason := self.compiler.local_only_reason or self.compiler.untuned_reason:
+            return reason
+        return "" if RankSync.current().is_alone else "each rank would find others"
+
+    @property
+    def key_options(self) -> Options:
+        """The options that a stored selection belongs to.
+
+        Where measured block sizes are not allowed, none that another process found may run.
+        """
+        return replace(self.options, blocks="off") if self._untunable_reason else self.options
 
     def timed(self, activity: str, work: Callable[[], T]) -> T:
         """Do some work, and add its wall time to the report."""

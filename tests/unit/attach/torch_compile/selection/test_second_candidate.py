@@ -263,8 +263,8 @@ def test_nothing_that_prepares_candidates_is_kept_after_the_decision(is_first_st
         GraphClocks(RatioClock(), 0.1),
         tasks,
         {},
-        repair,
-        builder.next_selection,
+        repair=repair,
+        next_selection=builder.next_selection,
     )
     state = GraphState(GraphReport(GRAPH))
     graph = GraphDispatcher(lambda x: (x.exp(),), builder.build, context, state)

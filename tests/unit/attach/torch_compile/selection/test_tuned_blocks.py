@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
+from torch.fx import Graph as FxGraph  # noqa: E402
+from torch.fx import GraphModule as FxModule  # noqa: E402
 
+from nostall.attach.torch_compile import backend  # noqa: E402
 from nostall.attach.torch_compile.measure.block_tuning import BlockTuning  # noqa: E402
 from nostall.attach.torch_compile.measure.graph_comparison import GraphClocks  # noqa: E402
 from nostall.attach.torch_compile.measure.kernel_comparison import AllKernelsSlower  # noqa: E402
@@ -27,9 +32,12 @@ from nostall.attach.torch_compile.selection.dispatcher import (  # noqa: E402
     SelectionContext,
 )
 from nostall.attach.torch_compile.selection.graph_state import GraphState  # noqa: E402
-from nostall.attach.torch_compile.selection.versions import Candidate  # noqa: E402
+from nostall.attach.torch_compile.selection.versions import (  # noqa: E402
+    Candidate,
+    GraphVersions,
+)
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
-from nostall.attach.torch_compile.store.rank_sync import Selection  # noqa: E402
+from nostall.attach.torch_compile.store.rank_sync import RankSync, Selection  # noqa: E402
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks  # noqa: E402
 from tests.unit.attach.torch_compile.selection.dispatching import GRAPH, stored  # noqa: E402
 from tests.unit.attach.torch_compile.selection.test_second_candidate import (  # noqa: E402
@@ -161,3 +169,41 @@ def test_options_that_tune_all_versions_or_none_are_respected() -> None:
     assert InductorCompiler(InductorCompiler({}).tuned.patches).untuned_reason
     assert InductorCompiler({"triton.cudagraphs": True}).untuned_reason
     assert Options().blocks == "small"
+
+
+def test_blocks_of_another_process_do_not_run_where_they_are_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stored selection belongs to these options; none with blocks "off" has such block sizes."""
+
+    def scope() -> str:
+        versions = GraphVersions(Options(), {}, [torch.ones(3)], GraphReport(GRAPH))
+        return versions.key_options.blocks
+
+    assert scope() == "small"
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert scope() == "off"
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name in ("force_disable_caches", "triton.cudagraphs"):
+        with torch._inductor.config.patch({name: True}):
+            assert scope() == "off"
+    monkeypatch.setattr(RankSync, "current", lambda: RankSync(object(), 1))
+    assert scope() == "off"
+
+
+def test_tuned_blocks_are_chosen_again_if_inductors_cache_has_lost_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel would search without a limit of time."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert Graph(1.2, 0.9).last() == "tuned"
+    graph = backend._Graph(FxModule({}, FxGraph()), [torch.ones(3)], Options(), {}, None, None)
+    graph.report.graph = GRAPH
+    for is_searched in (False, True):
+        file = tmp_path / "ab" / f"{is_searched}.best_config"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps({"XBLOCK": 8, "found_by_coordesc": is_searched}))
+        selection = graph._known_selection(KernelStore(), RankSync())
+        assert (selection is not None and selection.version == "tuned") == is_searched
