@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
 from typing import Any
@@ -104,6 +104,17 @@ def loss_context(are_logits_cut: bool) -> Iterator[None]:
         yield
     finally:  # PyTorch's own leaves its operators in place after an error
         context.__exit__(None, None, None)
+
+
+def place_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Cut gradients as their parameters are cut: that of an embedding's words is a sum over ranks
+    that was not computed yet, so that a norm of its local part would be wrong."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if not (isinstance(parameter, DTensor) and isinstance(gradient, DTensor)):
+            continue
+        if gradient.placements != parameter.placements:
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def _difference(
