@@ -276,13 +276,16 @@ def captured_plans() -> Headline:
     (file,) = below("parallel", "peers_2.json")
     content = load(file)
     found = {model: own for model, own in content["summary"].items() if own}
-    lost = [
-        f"{model}: captured {own['fastest_peer'].split(',')[0].upper()} is faster"
-        for model, own in found.items()
-        if own["peer_over_chosen"]["interval"][1] < 1
-    ]
+    slower: list[str] = []
+    for model, own in found.items():
+        peer = own["fastest_peer"].split(",")[0].upper()
+        if own["peer_over_chosen"]["interval"][1] < 1:
+            slower.append(f"{model} ({peer})")
+        elif own["peer_over_plan"]["interval"][1] < 1:  # a candidate was chosen
+            slower.append(f"{model}'s own plan ({peer})")
     lacking = [model for model in found if not _has_all_peers(content["models"][model]["arms"])]
-    lost += [f"{' and '.join(lacking)}: not all peers captured"] if lacking else []
+    lost = [f"slower: {', '.join(slower)}"] if slower else []
+    lost += [f"peers missing: {', '.join(lacking)}"] if lacking else []
     return Headline(
         "captured plans", "best of DDP, FSDP2, TP, captured",
         tuple(own["peer_over_chosen"]["ratio"] for own in found.values()), "models", "2 H200",

@@ -56,6 +56,12 @@ def section() -> str:
             for model in models
             if (own := [a for a in WANTED if a not in _medians(content["models"][model])])
         ],
+        "notes": [
+            {"model": model, "arm": name(arm), "note": note}
+            for model in content["models"]
+            for arm in content["models"][model]["arms"]
+            for note in arm.get("notes", [])
+        ],
         "failures": [
             {"model": model, "arm": name(arm), "error": arm["error"].split(";")[0][:110]}
             for model in content["models"]

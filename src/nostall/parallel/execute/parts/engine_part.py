@@ -22,7 +22,11 @@ from nostall.parallel.execute.parts.part import (
     RankMesh,
     TrainingModes,
 )
-from nostall.parallel.execute.parts.tensor_parallel import loss_context, parallelize
+from nostall.parallel.execute.parts.tensor_parallel import (
+    loss_context,
+    parallelize,
+    place_gradients,
+)
 from nostall.parallel.module.compilation import failure
 from nostall.parallel.module.effects import random_operators
 from nostall.parallel.module.job import Job
@@ -123,6 +127,8 @@ class EnginePart(Noted):
         ):
             loss = self._forward(inputs, targets) * self._weight(samples)
             (loss * (scale * factor)).backward()
+        if self._is_tensor_parallel:
+            place_gradients(self.parameters.values())
         if not (is_fsdp2 or reduce):
             self._kept.keep(self.parameters)
         return self._counted_loss(loss.detach())

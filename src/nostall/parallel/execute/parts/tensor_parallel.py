@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from math import isfinite
 from typing import Any
 
@@ -36,9 +36,12 @@ _STYLES: Mapping[Style, ParallelStyle] = {
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Relative errors of the loss and the norms of gradients by the coarsest type; 0.05 for others."""
 
+_VIEWS = ("View", "Reshape", "Squeeze")
+"""Parts of the names of backward nodes that change no number."""
 _LEAST = 0.05
-"""Share of the largest value below which differences are not relative: a gradient that is 0 but for
+"""Share of the largest norm below which differences are not relative: a gradient that is 0 but for
 rounding, such as that of the bias of keys, has any other value."""
+_LOSS = "the loss"
 
 
 def parallelize(job: Job, styles: Mapping[str, Style], device: torch.device) -> bool:
@@ -89,9 +92,29 @@ def parallelize(job: Job, styles: Mapping[str, Style], device: torch.device) -> 
     return False
 
 
-def loss_context(are_logits_cut: bool) -> AbstractContextManager[None]:
+@contextmanager
+def loss_context(are_logits_cut: bool) -> Iterator[None]:
     """Where a loss and its backward pass run; within it, cross-entropy takes cut logits."""
-    return loss_parallel() if are_logits_cut else nullcontext()
+    if not are_logits_cut:
+        yield
+        return
+    context = loss_parallel()
+    context.__enter__()
+    try:
+        yield
+    finally:  # PyTorch's own leaves its operators in place after an error
+        context.__exit__(None, None, None)
+
+
+def place_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Cut gradients as their parameters are cut: that of an embedding's words is a sum over ranks
+    that was not computed yet, so that a norm of its local part would be wrong."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if not (isinstance(parameter, DTensor) and isinstance(gradient, DTensor)):
+            continue
+        if gradient.placements != parameter.placements:
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def _difference(
@@ -100,13 +123,14 @@ def _difference(
     """Where the loss or a gradient differs from the whole module's; empty if none does."""
     try:
         with loss_context(are_logits_cut):
-            found = _loss_and_norms(job, device)
+            found = _loss_and_norms(job, device, are_logits_cut=are_logits_cut)
     except Exception as error:  # of the user's module, which may check a width itself
         text = " ".join(str(error).split("\n", 1)[0][:200].split())
         job.module.zero_grad()
         return f"{type(error).__name__}: {text}".rstrip(": ")
     tolerance = _tolerance(job.module)
-    least = _LEAST * max((abs(v) for v in expected.values() if isfinite(v)), default=0.0)
+    norms = [abs(v) for name, v in expected.items() if name != _LOSS and isfinite(v)]
+    least = _LEAST * max(norms, default=0.0)
     for name, value in expected.items():
         own = found.get(name, 0.0)
         is_close = abs(own - value) <= tolerance * max(abs(value), least)
@@ -157,18 +181,47 @@ def _tie(module: nn.Module, before: Mapping[str, tuple[int, bool]]) -> None:
         part.register_parameter(own, found.requires_grad_(is_trained))
 
 
-def _loss_and_norms(job: Job, device: torch.device) -> dict[str, float]:
-    """Loss of a few samples, and the norm of each gradient; every rank computes all of it."""
+def _loss_and_norms(
+    job: Job, device: torch.device, *, are_logits_cut: bool = False
+) -> dict[str, float]:
+    """Loss of a few samples, and the norm of each gradient; every rank computes all of it.
+
+    Raises :class:`BadPlan` for cut logits if PyTorch's gradient of them is wrong: it takes the
+    log-softmax to be that of a cross-entropy, which a norm does not always show.
+    """
     with torch.enable_grad():
         loss = job.run(*to_device(job.example_batch(SAMPLES), device))
+        if are_logits_cut and not _is_cross_entropy(loss):
+            raise BadPlan("the loss reads a log-softmax beside its cross-entropy")
         loss.backward()
-    found = {"the loss": float(_as_local(loss.detach()))}
+    found = {_LOSS: float(_as_local(loss.detach()))}
     for name, parameter in job.module.named_parameters():
         if parameter.grad is not None:
             whole = _as_local(parameter.grad)
             found[f"the norm of the gradient of {name}"] = float(whole.double().norm())
             parameter.grad = None
     return found
+
+
+def _is_cross_entropy(loss: torch.Tensor) -> bool:
+    """Whether each log-softmax behind a loss goes into a likelihood of classes, and nothing else
+    goes there."""
+    seen: set[tuple[Any, bool]] = set()
+    left: list[tuple[Any, bool]] = [(loss.grad_fn, False)]
+    while left:
+        node, is_likelihood = found = left.pop()
+        if node is None or found in seen:
+            continue
+        seen.add(found)
+        kind = node.name()
+        if is_likelihood and any(view in kind for view in _VIEWS):
+            pass
+        elif is_likelihood != kind.startswith("LogSoftmaxBackward"):
+            return False
+        else:
+            is_likelihood = kind.startswith("NllLoss")
+        left += [(after, is_likelihood) for after, _ in node.next_functions]
+    return True
 
 
 def _tolerance(module: nn.Module) -> float:

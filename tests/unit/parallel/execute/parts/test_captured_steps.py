@@ -206,6 +206,43 @@ def test_a_replay_that_differs_from_a_launched_step_is_refused(
         assert not trainer._steps.is_captured
 
 
+class WrongGradients(Graph):
+    """Has the loss of a launched step and half of its gradients."""
+
+    def __call__(self) -> Any:
+        loss = super().__call__()
+        for gradient in self.gradients.values():
+            gradient.mul_(0.5)
+        return loss
+
+
+def test_a_large_loss_hides_no_wrong_gradient(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = replace(chain(), loss=lambda output, wanted: 1e6 + (output - wanted).square().mean())
+    with captured(monkeypatch, PLANS["ddp"], graph=WrongGradients, job=job) as trainer:
+        trainer.forward_backward(batch(0))
+        assert "launched step: the norm of the gradient of" in trainer.notes[0]
+
+
+class Exhausted(Graph):
+    """Has no memory for a replay."""
+
+    def __call__(self) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+
+def test_weights_stay_after_an_error_of_the_first_replay(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with captured(monkeypatch, PLANS["ddp"], graph=Exhausted) as trainer:
+        before = [own.detach().clone() for own in trainer.parameters()]
+        with pytest.raises(torch.OutOfMemoryError):
+            trainer.forward_backward(batch(0))
+        for own, value in zip(trainer.parameters(), before, strict=True):
+            assert torch.equal(own, value)
+
+
 class Branches(torch.nn.Linear):
     """Control that depends on values, which no trace repeats."""
 
