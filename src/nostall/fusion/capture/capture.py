@@ -32,7 +32,7 @@ from nostall.fusion.graph.dynamic_size import placeholder_prime
 from nostall.fusion.graph.graph import MAX_ELEMENTS, Graph
 from nostall.fusion.graph.graph import Node as Operator
 from nostall.fusion.graph.operations import DTYPE_BYTES
-from nostall.fusion.graph.shapes import Shape
+from nostall.fusion.graph.shapes import Shape, span
 
 
 class Sizes:
@@ -309,9 +309,11 @@ def _check_tensor(value: Any, sizes: Sizes) -> None:
         raise Unsupported("a tensor whose memory holds the negative or the conjugate")
     if dtype_name(value.dtype) not in DTYPE_BYTES:
         raise Unsupported(f"dtype {dtype_name(value.dtype)}")
-    shape, _ = sizes.layout(value)
+    shape, strides = sizes.layout(value)
     if math.prod(shape) > MAX_ELEMENTS:
         raise Unsupported("more than 2^31 - 1 elements")
+    if math.prod(shape) and span(shape, strides) > MAX_ELEMENTS:
+        raise Unsupported("a view of more than 2^31 - 1 elements")
 
 
 def _add_opaque_call(node: Node, build: Builder, values: dict[Node, Value], sizes: Sizes) -> int:

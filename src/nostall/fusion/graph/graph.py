@@ -82,6 +82,12 @@ class Node:
     def keepdim(self) -> bool:
         return bool(self["keepdim"])
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Its number of elements; and of its memory, up to the end of each axis, if it is more."""
+        extents = (size * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.elements, *(each for each in extents if each and self.elements % each)
+
     def resized(self, varying: int | None, size: Size | None) -> Node:
         """The node with its shape and strides at the run-time size ``size``.
 

@@ -19,6 +19,11 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
+def span(shape: Shape, strides: Shape) -> int:
+    """Elements between the first and the last one of a tensor, both included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
 def broadcast_shape(shapes: Sequence[Shape]) -> Shape | None:
     """The shape that the shapes broadcast to (aligned at the last axis); None if they cannot."""
     rank = max(map(len, shapes), default=0)

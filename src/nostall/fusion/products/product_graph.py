@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from nostall.fusion.codegen.tiling.product_config import ProductShape
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import DTYPE_BYTES, ELEMENTWISE
-from nostall.fusion.graph.shapes import Shape
 
 DESCRIPTOR_ALIGNMENT = 16
 """A tensor descriptor needs strides, except the last, in multiples of so many bytes."""
@@ -112,8 +111,3 @@ def contiguous_axis(node: Node) -> int | None:
         if node.strides[axis] == 1 and other > 0 and other * size % DESCRIPTOR_ALIGNMENT == 0:
             return axis
     return None
-
-
-def span(shape: Shape, strides: Shape) -> int:
-    """Elements between the first and the last one of a tensor, both included."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -11,8 +11,8 @@ from torch.fx import Node as FxNode
 
 from nostall.fusion.codegen.tiling.product_config import DTYPE_BYTES
 from nostall.fusion.graph.graph import MAX_ELEMENTS
+from nostall.fusion.graph.shapes import span
 from nostall.fusion.products.precision import allows_tf32
-from nostall.fusion.products.product_graph import span
 
 ADDED, PLAIN = "aten.addmm.default", "aten.mm.default"
 """The ATen calls that are products: with a tensor that is added to the sums, and without."""

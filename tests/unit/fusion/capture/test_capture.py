@@ -224,6 +224,13 @@ def test_tensors_with_too_many_elements_are_opaque() -> None:
     assert unsupported(lambda x: x.exp(), x) == {"more than 2^31 - 1 elements": "aten.exp.default"}
 
 
+def test_views_of_too_many_elements_are_opaque() -> None:
+    """Offsets have 32 bits: the last tokens' logits of a batch lie far from each other."""
+    x = torch.empty(32, 4096, 128256, device="meta", dtype=torch.bfloat16)[:, -1]
+    found = unsupported(lambda x: x.exp(), x)
+    assert found == {"a view of more than 2^31 - 1 elements": "aten.exp.default"}
+
+
 def test_report_text_has_counts_and_reasons() -> None:
     captured = capture(traced(lambda x: (x @ x).exp().cumsum(0).cumsum(1) * 2, torch.rand(4, 4)))
     text = str(captured.report)

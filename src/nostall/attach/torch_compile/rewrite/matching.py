@@ -180,8 +180,8 @@ def _limit_dynamic_size(captured: CapturedGraph, *, only_as_guard: bool = False)
     if varying is None:
         return
     most: dict[tuple[int, ...], int] = {}
-    for node in captured.graph:
-        constant, powers = factors(node.elements, varying)
+    for count in (count for node in captured.graph for count in node.counts):
+        constant, powers = factors(count, varying)
         if any(powers):
             most[powers] = max(constant, most.get(powers, 0))
     sizes = _symbolic_sizes(captured)

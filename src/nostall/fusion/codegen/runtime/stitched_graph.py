@@ -87,7 +87,7 @@ class StitchedGraph:
 
     @cached_property
     def _element_counts(self) -> frozenset[int]:
-        return frozenset(node.elements for node in self.graph)
+        return frozenset(count for node in self.graph for count in node.counts)
 
 
 def stitch(
