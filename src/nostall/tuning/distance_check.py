@@ -36,7 +36,7 @@ def check_distances(space: ScheduleSpace, device: Device) -> int:
                 f"{space.function.name} at issue distances that the table for "
                 f"sm_{space.program.sm} permits: {outcome.status} on "
                 f"{device.info.get('gpu', 'this GPU')} ({outcome.detail}); its native instructions "
-                "are not moved: use --strategy assembler, whose code ptxas makes, and report this "
-                "GPU and kernel"
+                "are not moved; --strategy assembler, whose code ptxas makes, does without; report "
+                "this GPU and kernel"
             )
     return len(states)
