@@ -25,6 +25,7 @@ from nostall.optimizing.diagnosis import (
     SEARCH_SHARE,
     Facts,
     Level,
+    bound_over,
     certificate,
     diagnose,
 )  # fmt: skip
@@ -534,16 +535,6 @@ class _Job:
             ]  # fmt: skip
         self.result.attempts.append(attempt)
         self.save(self.result)
-
-
-def bound_over(gain: float, bound: float | None) -> float | None:
-    """The bound of a change beside a program that others made ``gain`` times as fast.
-
-    The change takes away the same seconds, which are a larger share of a shorter step.  None if
-    nothing would be left.
-    """
-    left = 0.0 if bound is None else 1 - gain * (1 - 1 / bound)
-    return 1 / left if left > 0 else None
 
 
 def _with_bound(level: Level, found: Level | None) -> Level:
