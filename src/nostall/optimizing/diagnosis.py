@@ -429,3 +429,13 @@ def _advice(facts: Facts) -> list[Level]:
         reason = "advice: `nostall characterize` of a trace shows what is exposed"
         advice.append(Level("communication", f"{world} ranks", None, None, reason))
     return advice
+
+
+def bound_over(gain: float, bound: float | None) -> float | None:
+    """The bound of a change beside a program that others made ``gain`` times as fast.
+
+    The change takes away the same seconds, which are a larger share of a shorter step.  None if
+    nothing would be left.
+    """
+    left = 0.0 if bound is None else 1 - gain * (1 - 1 / bound)
+    return 1 / left if left > 0 else None

@@ -1,9 +1,13 @@
-"""How the program ended, in words for the user."""
+"""How the program ended, in words for the user, and what is left of a run."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from nostall.core.errors import BadInput
 from nostall.optimizing.program import Program, ProgramEnded
 from nostall.optimizing.result import Result
 
@@ -69,3 +73,51 @@ def note_end(program: Program, result: Result) -> None:
             "the program was ended before its own end; these files changed while it ran, and are "
             f"incomplete if it wrote them: {result.files[0]}{more}"
         )
+
+
+def drop(result: Result, reason: str) -> None:
+    """Drop all kept changes, for one reason more."""
+    result.attempts = [
+        replace(a, outcome="dropped", reason=f"{a.reason}; {reason}") if a.outcome == "kept" else a
+        for a in result.attempts
+    ]
+
+
+def forget_kernels(result: Result, events: Sequence[Mapping[str, Any]]) -> None:
+    """Take the records of this run's searches out of the store if the program gains nothing.
+
+    `nostall apply` would use them, because each was faster alone.  ``events``: the program's, with
+    the searches of attempts that had no end.
+    """
+    searched = {e["original"]: set(e["known"]) for e in events if e["event"] == "search"}
+    kernels = [(a.outcome == "kept", k) for a in result.attempts for k in a.kernels if k["record"]]
+    kept = {k["record"] for is_kept, k in kernels if is_kept}
+    dropped = {k["record"] for is_kept, k in kernels if not is_kept and k["searched"]} - kept
+    if not (searched or dropped):
+        return
+    from nostall.store import Store  # lazy: few runs have kernels
+
+    store = Store()
+    try:
+        rows = [
+            row
+            for row in store.rows()
+            if row.id in dropped
+            or (row.id not in kept and row.id not in searched.get(row.original, {row.id}))
+        ]
+        for row in rows:
+            store.remove(row)
+    except BadInput as error:  # of the store; the result stands
+        result.notes.append(f"records of kernels without a gain are left: {error}")
+        return
+    if rows:
+        result.notes.append(
+            f"{len(rows)} binaries of kernels without a proven gain in the program, though faster "
+            "alone, are not kept in the store"
+        )
+
+
+def gain_of_kernels(kernels: Sequence[Mapping[str, Any]]) -> str:
+    """The gains of single kernels, back to back, in words."""
+    found = [f"{k['kernel']} {k['ratio']:.3f}" for k in kernels if k["record"]]
+    return f"; kernels alone: {', '.join(found)}" if found else ""

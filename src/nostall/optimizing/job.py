@@ -25,11 +25,19 @@ from nostall.optimizing.diagnosis import (
     SEARCH_SHARE,
     Facts,
     Level,
+    bound_over,
     certificate,
     diagnose,
 )  # fmt: skip
 from nostall.optimizing.earlier import Earlier, command_files
-from nostall.optimizing.ending import INTERRUPTED, explain_end, note_end
+from nostall.optimizing.ending import (
+    INTERRUPTED,
+    drop,
+    explain_end,
+    forget_kernels,
+    gain_of_kernels,
+    note_end,
+)  # fmt: skip
 from nostall.optimizing.engine import EngineJob
 from nostall.optimizing.numerics import CHANGES_NUMBERS, with_numerics
 from nostall.optimizing.program import (
@@ -161,7 +169,7 @@ def optimize(
         with Program(command, options.settings, options.quiet_output) as program:
             _confirm(_recorded(program, starts), options, say, result)
             program.end(exits=True)
-    _forget_kernels(result, events)
+    forget_kernels(result, events)
     return result
 
 
@@ -180,40 +188,6 @@ def _start(
         event = _recorded(program, starts).wait_watched(until, settings)
         program.end(exits=True)
     return event
-
-
-def _forget_kernels(result: Result, events: Sequence[Mapping[str, Any]]) -> None:
-    """Take the records of this run's searches out of the store if the program gains nothing.
-
-    `nostall apply` would use them, because each was faster alone.  ``events``: the program's, with
-    the searches of attempts that had no end.
-    """
-    searched = {e["original"]: set(e["known"]) for e in events if e["event"] == "search"}
-    kernels = [(a.outcome == "kept", k) for a in result.attempts for k in a.kernels if k["record"]]
-    kept = {k["record"] for is_kept, k in kernels if is_kept}
-    dropped = {k["record"] for is_kept, k in kernels if not is_kept and k["searched"]} - kept
-    if not (searched or dropped):
-        return
-    from nostall.store import Store  # lazy: few runs have kernels
-
-    store = Store()
-    try:
-        rows = [
-            row
-            for row in store.rows()
-            if row.id in dropped
-            or (row.id not in kept and row.id not in searched.get(row.original, {row.id}))
-        ]
-        for row in rows:
-            store.remove(row)
-    except BadInput as error:  # of the store; the result stands
-        result.notes.append(f"records of kernels without a gain are left: {error}")
-        return
-    if rows:
-        result.notes.append(
-            f"{len(rows)} binaries of kernels without a proven gain in the program, though faster "
-            "alone, are not kept in the store"
-        )
 
 
 def replay(recording: Recording, say: Say) -> Result:
@@ -482,7 +456,7 @@ class _Job:
             return Attempt(level, "refused", reason, done["result_class"], kernels=kernels)
         proof = self._compare(kept, [*before, level.name], bound)
         outcome, reason = _outcome(proof)
-        reason += _gain_of_kernels(kernels)
+        reason += gain_of_kernels(kernels)
         return Attempt(level, outcome, reason, done["result_class"], proof, warm, kernels)
 
     def _gain(self) -> float:
@@ -497,7 +471,7 @@ class _Job:
         self._warm(names)
         self.result.together = proof = self._compare([], names, None)
         if not proof.faster:
-            _drop(self.result, f"together: {_outcome(proof)[1]}")
+            drop(self.result, f"together: {_outcome(proof)[1]}")
 
     def prove_again(self, levels: Sequence[Level]) -> Proof:
         """In a second start: all of ``levels`` beside the original."""
@@ -563,16 +537,6 @@ class _Job:
         self.save(self.result)
 
 
-def bound_over(gain: float, bound: float | None) -> float | None:
-    """The bound of a change beside a program that others made ``gain`` times as fast.
-
-    The change takes away the same seconds, which are a larger share of a shorter step.  None if
-    nothing would be left.
-    """
-    left = 0.0 if bound is None else 1 - gain * (1 - 1 / bound)
-    return 1 / left if left > 0 else None
-
-
 def _with_bound(level: Level, found: Level | None) -> Level:
     """The level with share, bound and reason of ``found``."""
     if found is None or not level.change or level.bound is not None:
@@ -616,19 +580,6 @@ def _outcome(proof: Proof) -> tuple[Any, str]:
     return "dropped", f"not faster: {numbers}, {null}"
 
 
-def _gain_of_kernels(kernels: Sequence[Mapping[str, Any]]) -> str:
-    """The gains of single kernels, back to back, in words."""
-    found = [f"{k['kernel']} {k['ratio']:.3f}" for k in kernels if k["record"]]
-    return f"; kernels alone: {', '.join(found)}" if found else ""
-
-
-def _drop(result: Result, reason: str) -> None:
-    result.attempts = [
-        replace(a, outcome="dropped", reason=f"{a.reason}; {reason}") if a.outcome == "kept" else a
-        for a in result.attempts
-    ]
-
-
 def _confirm(program: Recorder | Replayed, options: Options, say: Say, result: Result) -> None:
     """Measure the kept changes in a second start of the program."""
     job = _Job(program, options, say, Result(result.command))
@@ -639,4 +590,4 @@ def _confirm(program: Recorder | Replayed, options: Options, say: Say, result: R
         result.notes.append(f"the second start gave no answer: {reason}")
         return
     if not result.again.faster:
-        _drop(result, f"second start: {_outcome(result.again)[1]}")
+        drop(result, f"second start: {_outcome(result.again)[1]}")

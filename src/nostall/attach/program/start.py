@@ -9,13 +9,15 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nostall.attach.import_hooks import AfterImport, quietly
 from nostall.attach.program.applied import Applied
 from nostall.attach.program.session import Session
 from nostall.attach.program.sources import PROFILER_STEP, Sources
-from nostall.attach.vllm.calls import Engines
+
+if TYPE_CHECKING:
+    from nostall.attach.vllm.calls import Engines
 
 VARIABLE = "NOSTALL_PROGRAM"
 """Environment variable: settings as JSON, set by ``nostall optimize`` and ``nostall apply``."""
@@ -24,6 +26,8 @@ _PROBLEM = "the program is not watched"
 
 def install() -> None:
     """Watch the modules of PyTorch when the program imports them."""
+    from nostall.attach.vllm.calls import Engines  # lazy: commands read only VARIABLE
+
     settings = json.loads(os.environ[VARIABLE])
     session = Applied(settings) if "changes" in settings else Session(settings)
     sources = Sources(session)
