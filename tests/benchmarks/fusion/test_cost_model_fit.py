@@ -112,7 +112,7 @@ def test_tuning_is_replayed_from_samples() -> None:
     first, second, third, fourth = (
         KernelPlan("block", 1, (1024,), warps) for warps in (1, 2, 4, 8)
     )
-    times = {first: 1.0, second: 1.05, third: 1.1, fourth: 1.15}
+    times = {first: 1.0, second: 1.1, third: 1.2, fourth: 1.3}
     samples = {first: [5.0, 5.1, 4.9] * 4, third: [4.0, 4.1, 3.9] * 4, fourth: [4.9, 5.2, 4.9] * 4}
     replay = replay_tuning(times, samples)
     # The second plan was not measured, and the last is not faster beyond the noise.
