@@ -230,6 +230,7 @@ def test_the_committed_evaluation_meets_the_targets() -> None:
         replay_distributions["before"],
     )
     assert held_out["tau"]["mean"] > 0.7 and held_out["regret"]["mean"] < 0.05
-    # The earlier model, which selected the measured plans, was not fitted to these times.
-    assert evaluate_present["tau"]["mean"] > earlier["tau"]["mean"] > 0.67
+    # The earlier model, which selected the measured plans, was not fitted to these times.  It
+    # orders all plans as well as the present one, but its first plan is slower.
+    assert min(evaluate_present["tau"]["mean"], earlier["tau"]["mean"]) > 0.76
     assert evaluate_present["regret"]["mean"] < min(0.05, earlier["regret"]["mean"])
