@@ -125,6 +125,8 @@ SLICES: Mapping[str, tuple[str, ...]] = {
                                       "--processes", "2", "--seconds", "0.1"),
     "torch_compile.losses": ("--small", "--device", "cpu", "--seconds", "0.2"),
     "torch_compile.attention_forms": ("--forms", "groups", "--seconds", "0.2", "--small"),
+    "torch_compile.varying_sizes": ("--programs", "layer", "--sizes", "1", "--seconds", "0.1",
+                                    "--shrink", "8"),
     "parallel.profile_error": ("--tiny",),
     "parallel.pass_times": ("--tiny",),
     "parallel.killed_rank": (),
@@ -136,6 +138,8 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "sharding.gpu_hybrids": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
     "optimizing.programs": ("--programs", "lstm_lm", "--tiny", "--minutes", "0.5", "--limit", "120",
                             "--rounds", "4"),
+    "optimizing.losses": ("--programs", "small_layers", "--tiny", "--steps", "10", "--limit", "90"),
+    "optimizing.vllm": ("--workloads", "shared", "--minutes", "2", "--limit", "240"),
     "learners.gpu_traces": ("--sizes", "1", "--seconds", "30"),
     "workload.gpu": ("--tiny", "--seconds", "30"),
 }  # fmt: skip

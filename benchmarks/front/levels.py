@@ -61,10 +61,10 @@ def whole_programs() -> tuple[Headline, ...]:
     unchanged = sum(not row["bundle"] for row in rows.values())
     slower = sum(ratio < 1 for ratio in ratios_over(BEST, rows))
     late = sum(not in_turns(row) for row in rows.values())
-    estimated = f"; {late} are estimates: the bundle was not timed" if late else ""
+    untimed = f"; {late} estimates: bundle not timed" if late else ""
     notes = {
-        AS_WRITTEN: f"{unchanged} of {len(rows)} stay as written: no gain was proven{estimated}",
-        BEST: f"{slower} are slower: a change refused, or not reached in time{estimated}",
+        AS_WRITTEN: f"{unchanged} of {len(rows)} stay as written{untimed}",
+        BEST: f"{slower} are slower: refused, or not reached{untimed}",
     }
     labels = {AS_WRITTEN: "as written", BEST: "best flags by hand"}
     return tuple(
