@@ -21,8 +21,8 @@ from nostall.fusion.codegen.tiling.plan_variants import single_chunk_kernels, wi
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 
 MAX_SLOWDOWN = 1.5
-"""Plans whose modelled time is more than this many times the shortest one are not measured.  At 1.2,
-one of 39 measured kernels would lose 32 % (attention pooling, benchmarks/fusion/results/)."""
+"""Plans whose modelled time is more than this many times the shortest one are not measured.  At
+1.2, one of 39 measured kernels would lose 32 % (attention pooling, benchmarks/fusion/results/)."""
 MIN_GAIN = 1.001
 """Smaller gains are not measured a second time."""
 LAZY_CANDIDATES = 4
