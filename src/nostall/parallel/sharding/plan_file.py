@@ -197,6 +197,7 @@ def _runner_up_record(plan: ShardingPlan, memory: float) -> dict[str, Any]:
         "planner": plan.name,
         "mesh": list(plan.prices.graph.mesh),
         "predicted_step_s": plan.step_s,
+        "predicted_update_s": plan.update_s,
         "peak_memory_bytes": plan.memory.peak,
         "fits": plan.fits(memory),
     }
