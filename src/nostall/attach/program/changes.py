@@ -99,7 +99,7 @@ class Compile:
         return self._within_step(module, version) if self.is_marked else version
 
     def _within_step(self, module: Any, version: Any) -> Any:
-        """``version`` for the calls with gradients of one step; others run as they were."""
+        """A function that runs ``version`` in calls with gradients, ``module`` in all others."""
         is_grad_enabled = sys.modules["torch"].is_grad_enabled
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -392,7 +392,7 @@ def has_images(root: Any) -> bool:
 
 
 def optimizer_changes(optimizers: Sequence[Any]) -> list[str]:
-    """Values of the kind ``optimizer`` that one of ``optimizers`` can take, first to try first."""
+    """Settings of optimisers (``captured``, ``fused``, ``foreach``), in the order to try them."""
     captured = [CAPTURED] if any(map(can_capture, optimizers)) else []
     return captured + [f for f in ("fused", "foreach") if any(can_set(o, f) for o in optimizers)]
 

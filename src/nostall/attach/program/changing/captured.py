@@ -93,7 +93,7 @@ class CapturedSteps:
         self.optimizer, self.record = optimizer, record
         self.is_on = False
         self.steps = 0
-        """Steps since it is on."""
+        """Steps of the optimiser since :meth:`on`."""
         self.failure = ""
         """Why no step is recorded any more; empty while there is no reason."""
         self.graphs: dict[Hashable, Callable[[], None]] = {}
@@ -180,7 +180,7 @@ class CapturedSteps:
         return self.graphs[key]
 
     def _key(self) -> Hashable | None:
-        """What a recorded graph has read and written; None for a step that is never recorded."""
+        """Addresses and options that a graph of this step depends on; None: it is not recorded."""
         optimizer, tensor = self.optimizer, sys.modules["torch"].Tensor
         if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
             raise RuntimeError("a GradScaler unscales in its steps, which are not recorded")

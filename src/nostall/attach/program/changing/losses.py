@@ -23,7 +23,7 @@ from nostall.attach.program.shadow import (
 
 NAME = "cross_entropy"
 LEAST_ELEMENTS = 1 << 22
-"""Of the logits: smaller ones stay in the L2 cache between eager kernels."""
+"""Elements of logits from which the loss is compiled: smaller ones stay in the L2 cache."""
 
 
 class Losses:
@@ -34,7 +34,7 @@ class Losses:
         self.largest = 0
         """Most elements of logits outside of modules while it was watched."""
         self.version: Callable[..., Any] | None = None
-        """What runs for large logits; None for the original."""
+        """The function that computes the loss of large logits; None: the original one."""
         self.call: Call | None = None
         """The last call that was kept for a check."""
         self.wanted = False
@@ -63,7 +63,7 @@ class Losses:
         setattr(module, NAME, loss)
 
     def made(self, args: Any, kwargs: Any) -> Any:
-        """Make a call."""
+        """The loss of one call, by the version if its logits are large."""
         assert self.original is not None
         if not args or not _is_large(args[0]):
             return self.original(*args, **kwargs)

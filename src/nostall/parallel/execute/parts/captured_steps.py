@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isfinite
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.parallel.errors import BadPlan, CaptureFailed
-from nostall.parallel.execute.parts.part import Part
+from nostall.parallel.execute.parts.part import LOSS, Part, first_difference
 from nostall.parallel.sharding.program.cuda_graph import CudaGraph, all_ranks, wait_in
 
 WARM_UPS = 11
@@ -28,9 +27,6 @@ buckets anew meanwhile."""
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative differences of losses and of norms of gradients that a replay may have, by the type of
 the computation: kernels that add atomically differ from run to run.  0.03 for other types."""
-_LEAST = 0.05
-"""Share of the largest norm below which differences are not relative."""
-_LOSS = "the loss"
 
 
 class CapturedSteps:
@@ -146,7 +142,9 @@ class CapturedSteps:
             self._graph = CudaGraph.capture(action, warm_ups=0, stream=side)
         except CaptureFailed as error:
             if part.is_lost_by_failed_capture:
-                raise BadPlan(f"{part.engine}: {error}; leave --capture out") from error
+                raise BadPlan(
+                    f"{part.engine}: {error}; leave --capture or Trainer.capture() out"
+                ) from error
             self._refuse(str(error))
             return
         self._storage = self._pointers()
@@ -194,7 +192,7 @@ class CapturedSteps:
             for n, p in self._part.parameters.items()
             if p.grad is not None
         }
-        return {_LOSS: loss.clone(), **found}
+        return {LOSS: loss.clone(), **found}
 
     def _difference(self, expected: dict[str, torch.Tensor]) -> str:
         """Replay the graph; where its results differ from those of a launched step, if they do."""
@@ -206,15 +204,9 @@ class CapturedSteps:
         found = {name: float(v) for name, v in self._results(loss).items()}
         wanted = {name: float(v) for name, v in expected.items()}
         tolerance = _TOLERANCES.get(self._part.computation_dtype, 0.03)
-        norms = [abs(v) for name, v in wanted.items() if name != _LOSS and isfinite(v)]
-        least = _LEAST * max(norms, default=0.0)
-        for name, value in wanted.items():
-            own = found.get(name, 0.0)
-            is_close = abs(own - value) <= tolerance * max(abs(value), least)
-            if not (is_close if isfinite(own) and isfinite(value) else str(own) == str(value)):
-                return (
-                    f"a replay differs from a launched step: {name} is {own:.6g}, not {value:.6g}"
-                )
+        if name := first_difference(found, wanted, tolerance):
+            values = f"{name} is {found.get(name, 0.0):.6g}, not {wanted[name]:.6g}"
+            return f"a replay differs from a launched step: {values}"
         return ""
 
     def _refuse(self, reason: str) -> None:

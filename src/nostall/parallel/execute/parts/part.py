@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Protocol
 
 import torch
@@ -154,6 +155,31 @@ class Noted:
     def changed_buffers(self) -> Sequence[torch.Tensor]:
         """See :class:`Part`; traced steps change none."""
         return ()
+
+
+LOSS = "the loss"
+"""Name of the loss beside those of gradients."""
+_LEAST = 0.05
+"""Share of the largest norm below which differences are not relative: a gradient that is 0 but for
+rounding, such as that of the bias of keys, has any other value."""
+
+
+def first_difference(
+    found: Mapping[str, float], expected: Mapping[str, float], tolerance: float
+) -> str:
+    """The first name whose number is not the expected one; empty if there is none.
+
+    The numbers are the loss (:data:`LOSS`) and norms of gradients; a missing one counts as 0.
+    ``tolerance`` is relative.  Numbers that are not finite have to be of the same kind.
+    """
+    norms = [abs(v) for name, v in expected.items() if name != LOSS and isfinite(v)]
+    least = _LEAST * max(norms, default=0.0)
+    for name, value in expected.items():
+        own = found.get(name, 0.0)
+        is_close = abs(own - value) <= tolerance * max(abs(value), least)
+        if not (is_close if isfinite(own) and isfinite(value) else str(own) == str(value)):
+            return name
+    return ""
 
 
 class KeptGradients:

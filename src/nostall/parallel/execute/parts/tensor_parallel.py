@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from math import isfinite
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from nostall.parallel.errors import BadPlan
+from nostall.parallel.execute.parts.part import LOSS, first_difference
 from nostall.parallel.module.job import Job, to_device
 from nostall.parallel.sharding.engine_file import Style
 
@@ -38,10 +38,6 @@ _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 _VIEWS = ("View", "Reshape", "Squeeze")
 """Parts of the names of backward nodes that change no number."""
-_LEAST = 0.05
-"""Share of the largest norm below which differences are not relative: a gradient that is 0 but for
-rounding, such as that of the bias of keys, has any other value."""
-_LOSS = "the loss"
 
 
 def parallelize(job: Job, styles: Mapping[str, Style], device: torch.device) -> bool:
@@ -129,13 +125,8 @@ def _difference(
         job.module.zero_grad()
         return f"{type(error).__name__}: {text}".rstrip(": ")
     tolerance = _tolerance(job.module)
-    norms = [abs(v) for name, v in expected.items() if name != _LOSS and isfinite(v)]
-    least = _LEAST * max(norms, default=0.0)
-    for name, value in expected.items():
-        own = found.get(name, 0.0)
-        is_close = abs(own - value) <= tolerance * max(abs(value), least)
-        if not (is_close if isfinite(own) and isfinite(value) else str(own) == str(value)):
-            return f"{name} is {own:.6g} and not {value:.6g}"
+    if name := first_difference(found, expected, tolerance):
+        return f"{name} is {found.get(name, 0.0):.6g} and not {expected[name]:.6g}"
     return ""
 
 
@@ -194,7 +185,7 @@ def _loss_and_norms(
         if are_logits_cut and not _is_cross_entropy(loss):
             raise BadPlan("the loss reads a log-softmax beside its cross-entropy")
         loss.backward()
-    found = {_LOSS: float(_as_local(loss.detach()))}
+    found = {LOSS: float(_as_local(loss.detach()))}
     for name, parameter in job.module.named_parameters():
         if parameter.grad is not None:
             whole = _as_local(parameter.grad)

@@ -75,8 +75,8 @@ class Options:
 
 
 _UPDATE_SHARE = 0.75
-"""Share of the operators' memory rate that a fused AdamW reaches: 433 million parameters in
-bfloat16 took 2.41 ms on an H200, in a profile of the GPT of the benchmark ``parallel.peers``."""
+"""Share of the operators' memory rate that a fused AdamW reaches.  An assumption: fitted to one
+profile of one GPT on an H200, which no result file holds."""
 
 
 @dataclass(frozen=True, eq=False)
