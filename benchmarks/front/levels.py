@@ -104,7 +104,8 @@ def unseen_kinds() -> Headline:
     return Headline(
         "held-out kinds", "the better of torch.compile's default and max-autotune",
         tuple(ratios), "chains", content["gpu"].removeprefix("NVIDIA "), day(content),
-        f"{kept} keep torch.compile's kernels; over the default mode {geometric_mean(default):.2f}",
+        f"{kept} of {len(chains)} keep torch.compile's kernels; "
+        f"over default {geometric_mean(default):.2f}",
         "fusion-unseen.md", (file,), ("fusion", "attach/torch_compile"),
         label="held-out kinds / torch.compile's best",
     )  # fmt: skip
