@@ -10,6 +10,7 @@ batch.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -34,13 +35,16 @@ from nostall.parallel.execute.parts.any_plan import AnyPlan
 from nostall.parallel.module import Job, Model
 from nostall.parallel.module.profiler import profile_tensors
 from nostall.parallel.module.wrapping import wrapped_blocks
-from nostall.parallel.plan import Plan, Stage, Workload
+from nostall.parallel.plan import Plan, Policy, Stage, Workload
 from nostall.parallel.profile import Layer, Profile
 from nostall.parallel.sharding.capture.operators import capture
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.engine_file import EngineFile, Style, TorchEngine
 from nostall.parallel.sharding.graph import strategy_of
+from nostall.parallel.sharding.hybrid.plan_file import HybridFile
+from nostall.parallel.sharding.hybrid.run import capture_stage
+from nostall.parallel.sharding.hybrid.search import HybridStage
 from nostall.parallel.sharding.plan_file import PlanFile
 from nostall.parallel.sharding.planners.rules import RULES
 from nostall.parallel.sharding.planners.sharding import Options, plan_by_rule
@@ -75,13 +79,31 @@ class Size(NamedTuple):
 
 SMALL = Size(512, 256, 2048, 4, "float32", 8)
 LARGE = Size(1024, 512, 8192, 8, "bfloat16", 16)
+PIPELINES: dict[str, tuple[Policy, bool]] = {
+    "pipeline 1f1b": ("1f1b", False),
+    "pipeline gpipe": ("gpipe", False),
+    "pipeline with recomputation": ("1f1b", True),
+}
+"""Schedules of pipelines with one stage a rank, and whether activations are computed again."""
+MICRO_BATCHES = 4
 KINDS = (
     "sharding data-parallel", "ddp", "data parallel, one stage", "sharding fsdp", "fsdp2", "tp",
+    *PIPELINES, "hybrid",
 )  # fmt: skip
 ENGINES: tuple[TorchEngine, ...] = ("ddp", "fsdp2", "tp")
-CASES = (
+CASES: tuple[tuple[str, Size], ...] = (
     *((kind, SMALL) for kind in KINDS),
-    *((kind, LARGE) for kind in ("ddp", "fsdp2", "tp", "sharding data-parallel")),
+    *(
+        (kind, LARGE)
+        for kind in (
+            "ddp",
+            "fsdp2",
+            "tp",
+            "sharding data-parallel",
+            "pipeline 1f1b",
+            "hybrid",
+        )
+    ),
 )
 
 
@@ -195,12 +217,40 @@ class Case:
             return self._engine(job, next(e for e in ENGINES if e == self.kind), cluster)
         if self.kind.startswith("sharding"):
             return self._sharding(job, self.kind.split()[1], cluster)
-        model, samples = Model(job), self.size.samples // self.ranks
+        if self.kind == "hybrid":
+            return self._hybrid(job, cluster)
+        is_pipeline = self.kind in PIPELINES
+        model = Model(job)
+        samples = self.size.samples // (MICRO_BATCHES if is_pipeline else self.ranks)
         layers = tuple(Layer(name, 1.0, 2.0, 1.0, 1.0) for name in model.layer_names)
         profile = Profile("job", layers, profile_tensors(model, samples), samples)
-        stage = Stage(0, len(model), tuple(range(self.ranks)))
         workload = Workload(profile, cluster, self.size.samples, samples)
-        return workload, Plan((stage,), "1f1b"), "given"
+        if not is_pipeline:
+            return (
+                workload,
+                Plan((Stage(0, len(model), tuple(range(self.ranks))),), "1f1b"),
+                "given",
+            )
+        policy, recompute = PIPELINES[self.kind]
+        stages = tuple(Stage(*ends, (rank,)) for rank, ends in enumerate(self._ends(model)))
+        return workload, Plan(stages, policy, recompute=recompute), "given"
+
+    def _ends(self, model: Model) -> list[tuple[int, int]]:
+        """First and last layer of each stage."""
+        ends = [len(model) * i // self.ranks for i in range(self.ranks + 1)]
+        return list(itertools.pairwise(ends))
+
+    def _hybrid(self, job: Job, cluster: Cluster) -> HybridFile:
+        """A stage of one GPU for each rank."""
+        model, size = Model(job), self.size.samples // MICRO_BATCHES
+        one, stages = parse_cluster(CLUSTER.format(1)), []
+        for first, end in self._ends(model):
+            graph = capture_stage(model, first, end, size, 1).step.graph
+            own = self._of_rule(graph, "data-parallel", one, size, (1,))
+            stages.append((HybridStage(first, end, 1, 1.0), own))
+        return HybridFile(
+            "rule", 1.0, "job", self.size.samples, size, cluster, tuple(stages)
+        )  # fmt: skip
 
     def _engine(self, job: Job, engine: TorchEngine, cluster: Cluster) -> EngineFile:
         blocks = wrapped_blocks(job.module)
@@ -217,17 +267,19 @@ class Case:
     def _sharding(self, job: Job, rule: str, cluster: Cluster) -> PlanFile:
         mesh = (self.ranks,)
         graph = capture(job, self.size.samples, mesh).graph
-        rates = device_rates(load_hardware(HARDWARE))
-        prices = Prices(graph, ClusterMesh(cluster, mesh), rates)
+        return self._of_rule(graph, rule, cluster, self.size.samples, mesh)
+
+    def _of_rule(
+        self, graph: Any, rule: str, cluster: Cluster, samples: int, mesh: tuple[int, ...]
+    ) -> PlanFile:
+        prices = Prices(graph, ClusterMesh(cluster, mesh), device_rates(load_hardware(HARDWARE)))
         plan = plan_by_rule(prices, RULES[rule], Options())
         assert plan is not None
         strategies = {
             operator.name: [(s.inputs, s.outputs) for s in strategy_of(graph, plan.assignment, n)]
             for n, operator in enumerate(graph.operators)
         }
-        return PlanFile(
-            rule, 1.0, "job", self.size.samples, mesh, cluster, graph.fingerprint, strategies
-        )
+        return PlanFile(rule, 1.0, "job", samples, mesh, cluster, graph.fingerprint, strategies)
 
     def _batch(self, number: int, samples: int, places: Sequence[int] | None = None) -> Any:
         generator = torch.Generator().manual_seed(number)
@@ -271,9 +323,10 @@ class Case:
         """Largest differences from a single process, over the largest entry of each gradient."""
         module = self._job().module.to(self.device)
         state = trainer.state_dict()["model"]
-        module.load_state_dict(
-            {n: getattr(v, "full_tensor", lambda v=v: v)() for n, v in state.items()}
-        )
+        own = {n: getattr(v, "full_tensor", lambda v=v: v)().cpu() for n, v in state.items()}
+        states: list[Any] = [None] * self.ranks  # a stage has some of the parameters
+        dist.all_gather_object(states, {n: own[n] for n in trainer._part.parameters if n in own})
+        module.load_state_dict(own | {n: v for each in states for n, v in each.items()})
         found = {}
         for title, passes in PASSES.items():
             module.zero_grad()

@@ -117,6 +117,7 @@ def _run(job: Job, part: Part, options: RunOptions, reference: Reference | None)
     run = CapturedSteps(part, options.device) if options.capture else part
     result = RunResult(part.engine)
     result = train(job, part, run, options.steps, options.device, result, reference)
+    result.engine = part.engine  # a capture may take another one
     result.collectives, result.notes = dict(part.collectives), list(part.notes)
     if isinstance(run, CapturedSteps):
         run.close()

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from nostall.parallel.execute.communication.slow_links import MessageDelays, SlowLinks
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan
+from nostall.parallel.sharding.program.sends import Sends
 from nostall.parallel.slices import Message, Slices
 
 Tensors = dict[str, torch.Tensor]
@@ -35,8 +36,7 @@ class BoundaryLink:
     groups: dict[Direction, Any]
     slow: SlowLinks | None = None
     delays: MessageDelays | None = None
-    _sends: list[tuple[Any, Any]] = field(default_factory=list)
-    """Sends that may be under way, with the tensors that they need."""
+    _sends: Sends = field(default_factory=Sends)
 
     def __post_init__(self) -> None:
         self.names = self.model.crossing(self.plan.stages[self.boundary].end)
@@ -82,9 +82,7 @@ class BoundaryLink:
 
     def finish(self) -> None:
         """Wait until all sends have completed."""
-        for work, _ in self._sends:
-            work.wait()
-        self._sends.clear()
+        self._sends.finish()
 
     @property
     def _differentiable(self) -> tuple[str, ...]:
@@ -144,18 +142,8 @@ class BoundaryLink:
             for (peer, _), tensor in zip(parts, tensors, strict=True)
         ]
         works = self._start(direction, operations, tensors)
-        self._drop_completed()
-        self._sends.extend((work, tensors) for work in works)
-
-    def _drop_completed(self) -> None:
-        """Free the tensors of sends that have completed; a failed one raises its error."""
-        under_way = []
-        for work, tensors in self._sends:
-            if work.is_completed():
-                work.wait()
-            else:
-                under_way.append((work, tensors))
-        self._sends = under_way
+        for work in works:
+            self._sends.add(work, tensors)
 
     def _start(
         self, direction: Direction, operations: list[Any], tensors: list[torch.Tensor]

@@ -67,7 +67,10 @@ class P2PExecutor:
         self.parameters = {
             s: model.stage_parameters(plan.stages[s].first, plan.stages[s].end) for s in stages
         }
-        self.passes = {s: StagePasses(self.parameters[s], plan.recompute) for s in stages}
+        is_random = bool(model.random_operations)
+        self.passes = {
+            s: StagePasses(self.parameters[s], plan.recompute, is_random) for s in stages
+        }
         self._compiled: dict[tuple[int, int], Segment] = {}
         self._first_of_size = self._trace_segments()
         delays = MessageDelays(self.device) if slow is not None else None

@@ -41,6 +41,8 @@ class StagePasses:
     parameters: list[torch.nn.Parameter]
     recompute: bool
     """Whether the forward pass runs again before the backward pass (activation checkpointing)."""
+    is_random: bool = True
+    """Whether passes may draw random numbers, which those that run again draw again."""
     _in_flight: dict[int, _InFlight] = field(default_factory=dict)
 
     def forward(
@@ -61,7 +63,9 @@ class StagePasses:
         inputs = {name: _as_leaf(received[name]) for name in segment.received}
         used = {name: inputs[name] for name in segment.used}
         if self.recompute:
-            outputs = checkpoint(segment, used, *batch, use_reentrant=False)
+            outputs = checkpoint(
+                segment, used, *batch, use_reentrant=False, preserve_rng_state=self.is_random
+            )
         else:
             outputs = segment(used, *batch)
         loss = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from nostall.parallel.sharding.program.cuda_graph import CudaGraph, all_ranks, w
 WARM_UPS = 11
 """Steps before the capture: PyTorch's notes on CUDA graphs ask for these with DDP, which builds its
 buckets anew meanwhile."""
+FIRST_REPLAY_S = 60.0
+"""Longest first replay."""
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative differences of losses and of norms of gradients that a replay may have, by the type of
 the computation: kernels that add atomically differ from run to run.  0.03 for other types."""
@@ -145,6 +148,7 @@ class CapturedSteps:
                 raise BadPlan(
                     f"{part.engine}: {error}; leave --capture or Trainer.capture() out"
                 ) from error
+            part.drop_capture()
             self._refuse(str(error))
             return
         self._storage = self._pointers()
@@ -199,6 +203,7 @@ class CapturedSteps:
         assert self._graph is not None
         loss = self._graph()
         assert loss is not None
+        self._await_first()
         for name, gradient in self._gradients.items():
             self._part.parameters[name].grad = gradient
         found = {name: float(v) for name, v in self._results(loss).items()}
@@ -208,6 +213,23 @@ class CapturedSteps:
             values = f"{name} is {found.get(name, 0.0):.6g}, not {wanted[name]:.6g}"
             return f"a replay differs from a launched step: {values}"
         return ""
+
+    def _await_first(self) -> None:
+        """Wait for the first replay; NCCL's timeouts do not watch graphs.
+
+        Raises :class:`BadPlan` if ranks wait for each other.
+        """
+        if self._device.type != "cuda":
+            return
+        done, until = torch.cuda.Event(), monotonic() + FIRST_REPLAY_S
+        done.record()
+        while not done.query():
+            if monotonic() > until:
+                raise BadPlan(
+                    f"{self._part.engine}: the first replay of the captured step did not end in "
+                    f"{FIRST_REPLAY_S:.0f} s; leave --capture or Trainer.capture() out"
+                )
+            sleep(0.001)
 
     def _refuse(self, reason: str) -> None:
         self._refusal, self._gradients = reason, {}

@@ -21,7 +21,8 @@ from nostall.parallel.module.model import Model
 from nostall.parallel.sharding.hybrid.messages import StageProcesses
 from nostall.parallel.sharding.hybrid.plan_file import HybridFile
 from nostall.parallel.sharding.hybrid.run import CapturedStage, HybridRank, capture_stage
-from nostall.parallel.sharding.placements import Placements
+from nostall.parallel.sharding.placements import REPLICATED, Placements
+from nostall.parallel.sharding.program.devices import redistribute
 from nostall.parallel.slices import OwnSamples
 
 
@@ -33,7 +34,6 @@ class HybridPart(Noted):
     def __init__(self, computation: Computation, plan: HybridFile, options: PartOptions) -> None:
         """Raises :class:`BadPlan` if the plan was made for another module."""
         super().__init__()
-        self.no_graph = "messages between stages of a hybrid are not captured"
         job, device = computation.job, options.device
         model = Model(computation.traced)
         if plan.stages[-1][0].end != len(model):
@@ -97,6 +97,9 @@ class HybridPart(Noted):
     def compile(self) -> None:
         self._rank.own.program.compile(self.note)
 
+    def drop_capture(self) -> None:
+        self._processes.forget()
+
     def drop_kept(self) -> None:
         self._rank.own.sums.values.clear()
 
@@ -109,8 +112,14 @@ class HybridPart(Noted):
         return self._on_first_of_stage(loss * self._scale(samples))
 
     def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
-        whole = self._rank.own.whole_gradients(1.0)
-        return {**dict.fromkeys(self._held), **whole}
+        result: dict[str, torch.Tensor | None] = dict.fromkeys(self._held)
+        devices = self._processes.devices
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                own = self.placements[name]
+                whole = (REPLICATED,) * len(devices.mesh)
+                (result[name],) = redistribute(devices, [parameter.grad], own, whole)
+        return result
 
     def close(self) -> None:
         self._processes.close()

@@ -89,6 +89,10 @@ class Part(Protocol):
         """Get ready for a capture on a CUDA stream; a collective call."""
         ...
 
+    def drop_capture(self) -> None:
+        """Drop what a capture that failed left behind."""
+        ...
+
     def changed_buffers(self) -> Sequence[torch.Tensor]:
         """Buffers that a step may change, such as running means."""
         ...
@@ -151,6 +155,9 @@ class Noted:
 
     def prepare_capture(self, stream: Any) -> None:
         """See :class:`Part`; most parts need nothing."""
+
+    def drop_capture(self) -> None:
+        """See :class:`Part`; most parts keep nothing of a step."""
 
     def changed_buffers(self) -> Sequence[torch.Tensor]:
         """See :class:`Part`; traced steps change none."""

@@ -27,6 +27,7 @@ from nostall.parallel.execute.run_config import Engine
 from nostall.parallel.module.layering import GRANULARITIES
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
+from nostall.parallel.rank_schedule import rank_schedules
 from nostall.parallel.sharding.placements import Placements
 from nostall.parallel.slices import OwnSamples
 
@@ -39,8 +40,7 @@ class PipelinePart(Noted):
     def __init__(self, model: Model, workload: Workload, plan: Plan, options: PartOptions) -> None:
         """Raises :class:`BadPlan` if the plan is for another model or the engine cannot run it."""
         super().__init__()
-        if len(plan.stages) > 1:
-            self.no_graph = "messages between stages of a pipeline are not captured"
+        self.no_graph = _no_graph(workload, plan, options)
         self._is_compiled = False
         check_layers(model, workload)
         if options.engine not in ENGINES:
@@ -89,6 +89,19 @@ class PipelinePart(Noted):
         for executor in self._executors.values():
             executor.compile(self.note)
 
+    def prepare_capture(self, stream: Any) -> None:
+        """The engine p2p for the plan's batch: torch's runtime asks the GPU during a step."""
+        if self.engine != "p2p":
+            check_sample_sums(self.model, self.workload, self.plan)
+            with self._modes.set(is_training=True):
+                self._add(P2PExecutor(self.model, self.workload, self.plan, self._groups))
+            self.engine = "p2p"
+
+    def drop_capture(self) -> None:
+        """A step that ended in the middle keeps micro-batches and messages."""
+        with self._modes.set(is_training=True):
+            self._add(P2PExecutor(self.model, self.workload, self.plan, self._groups))
+
     def drop_kept(self) -> None:
         self._kept.drop()
 
@@ -115,11 +128,14 @@ class PipelinePart(Noted):
         if samples not in self._executors:
             workload = replace(self.workload, global_batch=samples)
             with self._modes.set(is_training=True):
-                executor = self._new_executor(workload)
-            if self._is_compiled:
-                executor.compile(self.note)
-            self._executors[samples] = executor
+                self._add(self._new_executor(workload), samples)
         return self._executors[samples]
+
+    def _add(self, executor: Executor, samples: int | None = None) -> None:
+        """Let an executor run batches of a size, the plan's by default."""
+        if self._is_compiled:
+            executor.compile(self.note)
+        self._executors[self.samples if samples is None else samples] = executor
 
     def _new_executor(self, workload: Workload) -> Executor:
         engine, slow = self.options.engine, self.options.slow
@@ -153,6 +169,20 @@ class PipelinePart(Noted):
             check_layers(model, self.workload)
             self._eval_model = model
         return self._eval_model
+
+
+def _no_graph(workload: Workload, plan: Plan, options: PartOptions) -> str:
+    """Why the steps of a plan cannot be CUDA graphs; empty if they may be."""
+    ranks = [rank for stage in plan.stages for rank in stage.gpus]
+    if options.slow is not None:
+        return "slow links are emulated by waits of the processor"
+    if options.engine == "torch" and len(plan.stages) > 1:
+        return "the engine torch is not captured; take the engine p2p or auto"
+    if len(set(ranks)) < len(ranks):
+        return "a rank has several stages of the pipeline"
+    if any(op.kind == "W" for own in rank_schedules(workload, plan).values() for op in own):
+        return "backward passes run in two halves"
+    return ""
 
 
 def planned_model(computation: Computation, workload: Workload) -> Model:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from nostall.parallel.sharding.program.devices import ProcessDevices
+from nostall.parallel.sharding.program.sends import Sends
 
 Direction = Literal["forward", "backward"]
 Operation = tuple[Direction, int]
@@ -63,8 +64,7 @@ class StageProcesses:
         boundaries = range(len(sizes) - 1)
         self._to_next = [self._group(boundary, boundary + 1) for boundary in boundaries]
         self._to_previous = [self._group(boundary + 1, boundary) for boundary in boundaries]
-        self._sends: list[tuple[Any, torch.Tensor]] = []
-        """Sends that may be under way, with their tensors."""
+        self._sends = Sends()
 
     @property
     def is_first_of_stage(self) -> bool:
@@ -83,8 +83,7 @@ class StageProcesses:
             group = self._to_next[self.number] if is_forward else self._to_previous[self.number - 1]
             sent = tensor.contiguous()
             work = dist.broadcast(sent, dist.get_rank(), group=group, async_op=True)
-            self._sends.append((work, sent))
-        self._drop_completed()
+            self._sends.add(work, sent)
 
     def receive(self, direction: Direction, tensors: Sequence[torch.Tensor]) -> None:
         """Receive into tensors, in the order in which they are sent.
@@ -100,9 +99,11 @@ class StageProcesses:
 
     def finish(self) -> None:
         """Wait until all sends are done."""
-        for work, _ in self._sends:
-            work.wait()
-        self._sends.clear()
+        self._sends.finish()
+
+    def forget(self) -> None:
+        """Drop the sends of a capture that failed."""
+        self._sends.forget()
 
     def close(self) -> None:
         """Destroy the process groups; no rank may have messages under way."""
@@ -111,16 +112,6 @@ class StageProcesses:
         for group in (*self._to_next, *self._to_previous):
             if group is not dist.GroupMember.NON_GROUP_MEMBER:
                 dist.destroy_process_group(group)
-
-    def _drop_completed(self) -> None:
-        """Free the tensors of sends that have completed; a failed one raises its error."""
-        under_way = []
-        for work, tensor in self._sends:
-            if work.is_completed():
-                work.wait()
-            else:
-                under_way.append((work, tensor))
-        self._sends = under_way
 
     def _group(self, source: int, target: int) -> Any:
         """The group of a stage's first rank and all ranks of a neighbour.

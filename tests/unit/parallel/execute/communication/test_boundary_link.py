@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="pipelines need the extra nostall[torch]")
 
-from nostall.parallel.execute.communication.boundary_link import BoundaryLink
+from nostall.parallel.sharding.program.sends import Sends
 
 
 @dataclass
@@ -24,18 +24,23 @@ class _Send:
             raise RuntimeError(self.error)
 
 
-def _link(*sends: _Send) -> BoundaryLink:
-    link = object.__new__(BoundaryLink)
-    link._sends = [(send, f"tensors {index}") for index, send in enumerate(sends)]
-    return link
-
-
 def test_tensors_are_kept_until_their_sends_complete() -> None:
-    link = _link(_Send(True), _Send(False), _Send(True))
-    link._drop_completed()
-    assert [tensors for _, tensors in link._sends] == ["tensors 1"]
+    sends = Sends()
+    for index, is_done in enumerate([True, False, True]):
+        sends.add(_Send(is_done), f"tensors {index}")
+    assert [tensors for _, tensors in sends._under_way] == ["tensors 1"]
 
 
 def test_a_failed_send_raises_its_error() -> None:
     with pytest.raises(RuntimeError, match="connection closed"):
-        _link(_Send(True, "connection closed"))._drop_completed()
+        Sends().add(_Send(True, "connection closed"), "tensors")
+
+
+def test_a_capture_does_not_ask_which_sends_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
+    sends = Sends()
+    sends.add(_Send(True), "tensors")
+    assert sends._under_way
+    sends.finish()
+    assert not sends._under_way
