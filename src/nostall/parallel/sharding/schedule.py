@@ -3,7 +3,7 @@
 Redistributions of two kinds run beside the operators, one after the other, as FSDP2's do:
 
 - those of parameters and of the batch start :data:`PREFETCH` redistributions ahead of their
-  consumers;
+  consumers; small parameters that need the same gather share one;
 - those of gradients start when the gradient exists, and end with the step.  Small gradients that
   need the same collective share one, a bucket, as in PyTorch's DDP.
 
@@ -30,6 +30,12 @@ PREFETCH = 3
 BUCKET_BYTES = 25 * 2**20
 """Bytes of local gradients at which a bucket is full; larger gradients have a collective of their
 own.  The number is DDP's."""
+
+SMALL_BYTES = 2**20
+"""Bytes of a gathered parameter that has a gather of its own from this size on."""
+BUNDLE_BYTES = 8 * 2**20
+"""Gathered bytes at which a gather of small parameters is full: they stay in memory until they are
+read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +81,10 @@ def schedule(graph: ShardingGraph, assignment: Assignment) -> Schedule:
         key=lambda e: (place[e.consumer], e.position),
     )
     before: dict[int, list[tuple[Edge, ...]]] = {}
-    for i, edge in enumerate(weights):
-        first = weights[i - PREFETCH].consumer if i >= PREFETCH else order[len(early)]
-        before.setdefault(first, []).append((edge,))
+    bundles = _bundles(graph, assignment, weights)
+    for i, bundle in enumerate(bundles):
+        first = bundles[i - PREFETCH][0].consumer if i >= PREFETCH else order[len(early)]
+        before.setdefault(first, []).append(bundle)
     after: dict[int, list[tuple[Edge, ...]]] = {}
     for bucket in _buckets(graph, assignment, sorted(gradients, key=lambda e: e.tensor)):
         after.setdefault(bucket[-1].producer, []).append(bucket)
@@ -87,6 +94,29 @@ def schedule(graph: ShardingGraph, assignment: Assignment) -> Schedule:
         actions.append(Run(number))
         actions += map(Start, after.get(number, []))
     return Schedule(tuple(actions), tuple(map(tuple, edges)), frozenset({*weights, *gradients}))
+
+
+def _bundles(
+    graph: ShardingGraph, assignment: Assignment, weights: list[Edge]
+) -> list[tuple[Edge, ...]]:
+    """What is gathered, in the order of its first consumers; small parameters together."""
+    bundles: list[list[Edge]] = []
+    open_bundles: dict[tuple[object, ...], tuple[list[Edge], int]] = {}
+    for edge in weights:
+        info, target = graph.tensors[edge.tensor], input_placements(graph, assignment, edge)
+        step = shared_step(graph, assignment, edge)
+        size = math.prod(local_shape(info.shape, target, graph.mesh) or ()) * info.itemsize
+        if step is None or step.kind != "all-gather" or size >= SMALL_BYTES:
+            bundles.append([edge])
+            continue
+        key = (step.mesh_dim, info.dtype, graph.operators[edge.consumer].is_forward)
+        bundle, filled = open_bundles.pop(key, ([], 0))
+        if not bundle:
+            bundles.append(bundle)
+        bundle.append(edge)
+        if filled + size < BUNDLE_BYTES:
+            open_bundles[key] = (bundle, filled + size)
+    return list(map(tuple, bundles))
 
 
 def _buckets(
@@ -114,10 +144,16 @@ def _buckets(
 
 def bucket_step(graph: ShardingGraph, assignment: Assignment, edge: Edge) -> Step | None:
     """The only step of a gradient's redistribution if buckets can have it: a sum over devices."""
+    step = shared_step(graph, assignment, edge)
+    return step if step and step.kind in ("all-reduce", "reduce-scatter") else None
+
+
+def shared_step(graph: ShardingGraph, assignment: Assignment, edge: Edge) -> Step | None:
+    """The only step of an edge's redistribution if several edges can share it."""
     source = output_placements(graph, assignment, edge.tensor)
     steps = redistribution(source, input_placements(graph, assignment, edge)) or ()
-    is_sum = len(steps) == 1 and steps[0].kind in ("all-reduce", "reduce-scatter")
-    return steps[0] if is_sum else None
+    kinds = ("all-reduce", "reduce-scatter", "all-gather")
+    return steps[0] if len(steps) == 1 and steps[0].kind in kinds else None
 
 
 def may_overlap(graph: ShardingGraph, edge: Edge) -> bool:

@@ -63,19 +63,27 @@ def memory_use(prices: Prices, assignment: Assignment, state_factor: float) -> M
 
 
 def _bytes_ahead(prices: Prices, assignment: Assignment, plan: Schedule) -> float:
-    """Largest sum of the parameters that are gathered and not read yet."""
-    graph = prices.graph
-    sizes = [
-        prices.local_bytes(
-            graph.tensors[action.edges[0].tensor],
-            input_placements(graph, assignment, action.edges[0]),
+    """Largest sum of the parameters that are gathered and not read yet.
+
+    Small parameters that share a gather count for the whole step.
+    """
+    graph, sizes, shared = prices.graph, list[float](), 0.0
+    for action in plan.actions:
+        if not isinstance(action, Start):
+            continue
+        if graph.operators[action.edges[0].consumer].kind == "parameter":
+            continue
+        own = sum(
+            prices.local_bytes(graph.tensors[e.tensor], input_placements(graph, assignment, e))
+            or 0.0
+            for e in action.edges
         )
-        or 0.0
-        for action in plan.actions
-        if isinstance(action, Start)
-        and graph.operators[action.edges[0].consumer].kind != "parameter"
-    ]
-    return max((sum(sizes[i : i + PREFETCH + 1]) for i in range(len(sizes))), default=0.0)
+        if len(action.edges) > 1:
+            shared += own
+        else:
+            sizes.append(own)
+    ahead = (sum(sizes[i : i + PREFETCH + 1]) for i in range(len(sizes)))
+    return shared + max(ahead, default=0.0)
 
 
 class _AliveTensors:

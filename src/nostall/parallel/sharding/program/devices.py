@@ -187,17 +187,14 @@ def redistribute(
     return values
 
 
-def sum_together(
-    devices: Devices, tensors: Sequence[Values], steps: Sequence[Step]
-) -> list[Values]:
-    """Sum partial tensors of one type by one collective; ``steps`` has the step of each.
+def together(devices: Devices, tensors: Sequence[Values], steps: Sequence[Step]) -> list[Values]:
+    """Sum or gather tensors of one type by one collective; ``steps`` has the step of each.
 
-    All steps have the same kind, source and mesh dimension.
+    All steps have the same kind and mesh dimension, and those of sums the same source.
     """
     (kind,) = {step.kind for step in steps}
-    run = _reduce_together if kind == "all-reduce" else _scatter_together
     devices.collectives[kind] += 1
-    return run(devices, tensors, steps)
+    return _TOGETHER[kind](devices, tensors, steps)
 
 
 def sum_in_place(devices: Devices, values: Values, step: Step) -> Values:
@@ -240,6 +237,31 @@ def _scatter_together(
     summed = _mean(devices, devices.add_parts(sent, steps[0].mesh_dim), steps[0])
     parts = [whole.split([shape.numel() for shape in shapes]) for whole in summed]
     return [[parts[i][n].view(shapes[n]) for i in own] for n in range(len(tensors))]
+
+
+def _gather_together(
+    devices: Devices, tensors: Sequence[Values], steps: Sequence[Step]
+) -> list[Values]:
+    own = range(len(devices.coordinates))
+    sent = [torch.cat([values[i].reshape(-1) for values in tensors]) for i in own]
+    gathered = devices.gather(sent, steps[0].mesh_dim)
+    parts = [whole.split([values[0].numel() for values in tensors], 1) for whole in gathered]
+    return [
+        [
+            _join(parts[i][n].reshape(-1, *values[i].shape), shard_dim(steps[n].source))
+            for i in own
+        ]
+        for n, values in enumerate(tensors)
+    ]  # fmt: skip
+
+
+_TOGETHER: dict[
+    StepKind, Callable[[Devices, Sequence[Values], Sequence[Step]], list[Values]]
+] = {
+    "all-reduce": _reduce_together,
+    "reduce-scatter": _scatter_together,
+    "all-gather": _gather_together,
+}  # fmt: skip
 
 
 def _join(parts: torch.Tensor, dim: int) -> torch.Tensor:

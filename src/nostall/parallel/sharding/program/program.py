@@ -25,12 +25,19 @@ from nostall.parallel.sharding.program.devices import (
     redistribute,
     scatter,
     sum_in_place,
-    sum_together,
+    together,
 )
 from nostall.parallel.sharding.program.local_operator import LocalOperator
 from nostall.parallel.sharding.program.segments import Segment, SegmentCompiler
 from nostall.parallel.sharding.program.side_stream import SideStream
-from nostall.parallel.sharding.schedule import Action, Run, Start, bucket_step, schedule
+from nostall.parallel.sharding.schedule import (
+    Action,
+    Run,
+    Start,
+    bucket_step,
+    schedule,
+    shared_step,
+)
 
 _CPU = torch.device("cpu")
 _SAMPLES = shard(0)
@@ -100,12 +107,12 @@ class ShardedProgram:
         self._side = SideStream(device)
         self._compiler: SegmentCompiler | None = None
         self._compiled: dict[frozenset[int], Sequence[Action | Segment]] = {}
-        self._bucket_steps = {
+        self._shared_steps = {
             edge: own
             for action in self.schedule.actions
             if isinstance(action, Start) and len(action.edges) > 1
             for edge in action.edges
-            if (own := bucket_step(graph, assignment, edge)) is not None
+            if (own := shared_step(graph, assignment, edge)) is not None
         }
 
     def _cut_by_samples(self) -> tuple[int, ...]:
@@ -275,7 +282,7 @@ class ShardedProgram:
                 return [sum_in_place(self.devices, tensors[0], step)]
             if len(edges) == 1:
                 return [self.redistributed(tensors[0], edges[0])]
-            return sum_together(self.devices, tensors, [self._bucket_steps[e] for e in edges])
+            return together(self.devices, tensors, [self._shared_steps[e] for e in edges])
 
         wait = self._side.start(work, list(itertools.chain.from_iterable(tensors)))
         return {edge: partial(_entry, wait, number) for number, edge in enumerate(edges)}

@@ -104,8 +104,22 @@ def test_only_parameters_the_batch_and_gradients_may_overlap() -> None:
     }  # fmt: skip
 
 
-def test_gathers_start_a_fixed_number_ahead() -> None:
+def test_small_parameters_share_a_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five parameters of 64 bytes each: a bundle is full with three, and the others share one."""
+    monkeypatch.setattr("nostall.parallel.sharding.schedule.BUNDLE_BYTES", 150)
+    graph = _row_of_products(5)
+    assignment = (tuple(int(o.kind == "parameter") for o in graph.operators),)
+    starts = [a for a in schedule(graph, assignment).actions if isinstance(a, Start)]
+    assert [len(start.edges) for start in starts] == [3, 2]
+    prices = Prices(graph, ClusterMesh(CLUSTER, (2,)), RATES)
+    found = timeline(prices, assignment)
+    assert [call.size for call in found.calls] == [192, 128]
+    assert found.counts == {"all-gather": 2}
+
+
+def test_gathers_start_a_fixed_number_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a row of products, each with a parameter, the first gathers start before all of them."""
+    monkeypatch.setattr("nostall.parallel.sharding.schedule.SMALL_BYTES", 0)
     graph = _row_of_products(PREFETCH + 3)
     assignment = (tuple(int(o.kind == "parameter") for o in graph.operators),)
     actions = schedule(graph, assignment).actions

@@ -26,7 +26,7 @@ from nostall.parallel.sharding.planners.sharding import (  # noqa: E402
 from nostall.parallel.sharding.program.devices import (  # noqa: E402
     LocalDevices,
     redistribute,
-    sum_together,
+    together,
 )
 from nostall.parallel.sharding.program.program import ShardedProgram  # noqa: E402
 from tests.unit.parallel.sharding.steps import SAMPLES, captured, job, prices  # noqa: E402
@@ -89,9 +89,14 @@ def reference(own: Any, inputs: Any, targets: Any) -> tuple[float, dict[str, Any
     return float(loss.detach()), {name: g for (name, _), g in zip(named, gradients, strict=True)}
 
 
-@pytest.mark.parametrize(("kind", "target"), [("all-reduce", "R"), ("reduce-scatter", "S1")])
-@pytest.mark.parametrize("source", ["P", "A"])
-def test_gradients_of_a_bucket_are_summed_as_each_alone(
+@pytest.mark.parametrize(
+    ("kind", "target", "source"),
+    [
+        *((k, t, s) for k, t in (("all-reduce", "R"), ("reduce-scatter", "S1")) for s in "PA"),
+        ("all-gather", "R", "S1"),
+    ],
+)
+def test_tensors_that_share_a_collective_are_as_each_alone(
     kind: str, target: str, source: str
 ) -> None:
     """Tensors of different shapes on a mesh of two dimensions, along the inner one."""
@@ -104,9 +109,11 @@ def test_gradients_of_a_bucket_are_summed_as_each_alone(
     steps = [Step(1, source, target)] * 3
     if target == "S1":
         steps[2] = Step(1, source, "S0")
-    together = sum_together(devices, tensors, steps)
+    if source == "S1":
+        steps[2] = Step(1, "S0", target)
+    shared = together(devices, tensors, steps)
     assert devices.collectives[kind] == 1
-    for values, step, got in zip(tensors, steps, together, strict=True):
+    for values, step, got in zip(tensors, steps, shared, strict=True):
         alone = redistribute(devices, values, ("R", step.source), ("R", step.target))
         for a, b in zip(alone, got, strict=True):
             assert a.shape == b.shape
