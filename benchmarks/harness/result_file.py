@@ -17,7 +17,7 @@ from nostall.core.files.atomic import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 """The folder ``benchmarks``."""
-_PACKAGES = ("nostall", "numpy", "numba", "triton", "nvidia-cuda-nvdisasm")
+_PACKAGES = ("nostall", "numpy", "numba", "torch", "triton", "nvidia-cuda-nvdisasm")
 _NUMBERS = re.compile(r"\[\n([^][{}\"]*)\]")
 """A list without nested values or strings, in JSON with one value a line."""
 _PATHS = re.compile(r'(^|")/[^"]*?([^"/]*)(?=$|")')

@@ -27,7 +27,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from benchmarks.harness.result_file import load, save
+from benchmarks.harness.result_file import head, load, save
 from nostall.core.measurement import Comparison
 
 CLUSTER = """name = "one server"
@@ -74,7 +74,8 @@ def main(options: argparse.Namespace) -> None:
         planning = [_plan(model, folder, options) for model in missing]
         try:
             for model in missing:
-                found[model] = _run(model, folder, options)
+                call = {k: v for k, v in head().items() if k in ("date", "command", "versions")}
+                found[model] = {"call": call, **_run(model, folder, options)}
                 save(
                     options.out, kind="measured", gpus=options.gpus, tiny=options.tiny,
                     device=device_name(options.device), steps_of_a_block=options.steps,
@@ -212,6 +213,11 @@ def predictions(models: dict[str, Any]) -> dict[str, Any]:
         if own:
             chosen = min(own, key=lambda plan: plan["predicted_ms"])
             regrets[model] = chosen["measured_ms"] / min(times) - 1
+    return errors_of(plans, regrets)
+
+
+def errors_of(plans: list[dict[str, Any]], regrets: dict[str, float]) -> dict[str, Any]:
+    """Errors and orders of plans with ``model``, ``predicted_ms`` and ``measured_ms``."""
     errors = [abs(plan["predicted_ms"] / plan["measured_ms"] - 1) for plan in plans]
     if not errors:
         return {}

@@ -14,6 +14,7 @@ from nostall.core.compile_clock import planning_clock
 from nostall.parallel.errors import Infeasible
 from nostall.parallel.sharding.cost.memory import ADAM_STATE_FACTOR, MemoryUse, memory_use
 from nostall.parallel.sharding.cost.prices import Prices, StepCost, step_cost
+from nostall.parallel.sharding.cost.rates import DeviceRates
 from nostall.parallel.sharding.cost.timeline import Timeline, timeline
 from nostall.parallel.sharding.graph import Assignment, ShardingGraph, replicated
 from nostall.parallel.sharding.planners.integer_program import OutOfTime, Problem, Solution, solve
@@ -79,6 +80,11 @@ _UPDATE_SHARE = 0.75
 profile of one GPT on an H200, which no result file holds."""
 
 
+def update_s(state: float, state_factor: float, rates: DeviceRates) -> float:
+    """Modelled seconds of the optimiser on ``state`` bytes of parameters, gradients and its own."""
+    return (2 * state_factor - 1) * state / state_factor / (_UPDATE_SHARE * rates.memory)
+
+
 @dataclass(frozen=True, eq=False)
 class ShardingPlan:
     """An assignment of strategies with its modelled cost."""
@@ -116,8 +122,7 @@ class ShardingPlan:
     def update_s(self) -> float:
         """Modelled seconds of the optimiser, which reads the state and writes all of it but the
         gradients."""
-        moved = (2 * self.state_factor - 1) * self.memory.state / self.state_factor
-        return moved / (_UPDATE_SHARE * self.prices.rates.memory)
+        return update_s(self.memory.state, self.state_factor, self.prices.rates)
 
     @property
     def whole_s(self) -> float:
