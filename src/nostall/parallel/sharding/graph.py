@@ -61,6 +61,8 @@ class Operator:
     """Whether the loss depends on the operator."""
     signature: str = ""
     """Text that is equal for operators with equal target, arguments and shapes."""
+    may_fuse: bool = False
+    """Whether a compiler puts the operator into one kernel with others of its size."""
 
 
 @dataclass(frozen=True)

@@ -306,6 +306,7 @@ class _GraphBuilder:
                 not _is_view(node),
                 is_forward,
                 signature,
+                _may_fuse(node),
             ),
             node,
             used,
@@ -470,6 +471,35 @@ def _flops(node: Node) -> float:
         return 0.0
     args, kwargs = (map_arg(a, lambda n: n.meta["val"]) for a in (node.args, node.kwargs))
     return float(count(*args, **kwargs, out_val=node.meta["val"]))
+
+
+_FUSED = frozenset(
+    {
+        "_to_copy", "clone", "copy", "full", "full_like", "zeros_like", "ones_like", "arange",
+        "scatter", "gather", "cat", "mean", "amax", "amin", "argmax", "argmin", "var_mean", "var",
+        "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
+        "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm",
+        "_fused_rms_norm_backward", "nll_loss_forward", "nll_loss_backward", "gelu_backward",
+        "silu_backward", "threshold_backward", "native_group_norm", "native_dropout", "cumsum",
+    }
+)  # fmt: skip
+"""Operators without the tag of elementwise ones that Inductor generates code for and joins."""
+
+
+def _may_fuse(node: Node) -> bool:
+    """Whether Inductor may join an operator with others of its size.
+
+    A sum over the first dimension, as of the gradient of a bias, goes another way through memory.
+    """
+    target: Any = node.target
+    if target in (_aten.sum.dim_IntList, _aten.sum.default):
+        value = node.args[0].meta["val"]
+        dims = node.args[1] if len(node.args) > 1 else ()
+        is_last = any(d in (-1, value.dim() - 1) for d in dims or ())
+        return bool(is_last or not dims)
+    name = getattr(target, "_schema", None)
+    name = name.name.partition("::")[2] if name is not None else ""
+    return name in _FUSED or torch.Tag.pointwise in getattr(target, "tags", ())
 
 
 def _is_view(node: Node) -> bool:

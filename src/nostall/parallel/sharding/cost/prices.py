@@ -1,7 +1,7 @@
 """Modelled seconds of operators and redistributions, and of a whole plan.
 
-An operator takes the larger of its arithmetic at the GPU's FLOP/s and its local tensors at the
-memory's bytes/s, as a kernel of its own: fusion is not modelled.  Collectives do not overlap with
+An operator takes the larger of its arithmetic at the GPU's FLOP/s and, of its local tensors, what
+its kernel moves at the memory's bytes/s (:mod:`.kernels`).  Collectives do not overlap with
 operators here, and each redistribution has its own; :mod:`.timeline` models overlap and buckets of
 gradients.  The step of the optimiser is apart.
 """
@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
+from nostall.parallel.sharding.cost.kernels import KernelShare, kernel_shares
 from nostall.parallel.sharding.cost.rates import DeviceRates
 from nostall.parallel.sharding.graph import (
     Assignment,
@@ -59,22 +61,27 @@ class Prices:
         default_factory=dict, repr=False
     )
 
+    @cached_property
+    def _shares(self) -> dict[int, KernelShare]:
+        own = zip(self.graph.operators, kernel_shares(self.graph), strict=True)
+        return {id(operator): share for operator, share in own}
+
     def operator_s(self, operator: Operator, strategies: Sequence[Strategy]) -> float | None:
         """Seconds of an operator; ``strategies`` has one for each mesh dimension.
 
         None if a tensor cannot be sharded evenly on all mesh dimensions together.
         """
-        moved = 0.0
-        for tensors, placed, unread in (
-            (operator.inputs, [s.inputs for s in strategies], operator.unread),
-            (operator.outputs, [s.outputs for s in strategies], frozenset()),
+        share, moved = self._shares[id(operator)], 0.0
+        for tensors, placed, counted in (
+            (operator.inputs, [s.inputs for s in strategies], share.reads - operator.unread),
+            (operator.outputs, [s.outputs for s in strategies], share.writes),
         ):
             for position, tensor in enumerate(tensors):
                 placements = tuple(p[position] for p in placed)
                 size = self.local_bytes(self.graph.tensors[tensor], placements)
                 if size is None:
                     return None
-                moved += 0.0 if position in unread else size
+                moved += size if position in counted else 0.0
         if operator.kind != "operation" or not operator.moves_memory:
             return 0.0
         flops = operator.flops
@@ -83,7 +90,7 @@ class Prices:
                 flops /= devices
         dtype = self.graph.tensors[operator.inputs[0]].dtype if operator.inputs else ""
         busy = max(self.rates.compute_s(flops, dtype), moved / self.rates.memory)
-        return max(busy, self.rates.kernel_s)
+        return max(busy, self.rates.kernel_s) + (self.rates.start_s if share.starts else 0.0)
 
     def operators_s(self, assignment: Assignment, forward: bool | None = None) -> float:
         """Seconds of all operators; infinite if a tensor cannot be sharded so.

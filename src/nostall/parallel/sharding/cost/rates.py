@@ -25,9 +25,10 @@ class DeviceRates:
     """Seconds in which the processor starts one collective."""
     contention: float = 0.0
     """Share of their speed that operators lose while a collective runs, between 0 and 1."""
-
     wait_s: float = 0.0
     """Seconds that a collective beside operators waits for multiprocessors that they have."""
+    start_s: float = 0.0
+    """Seconds that each kernel takes beside its arithmetic and its memory."""
 
     def compute_s(self, flops: float, dtype: str) -> float:
         """Seconds of ``flops`` floating-point operations on elements of type ``dtype``.
