@@ -48,6 +48,7 @@ class HybridPart(Noted):
         self._traced = computation.traced
         self._modes = TrainingModes(job.module, computation.traced.module)
         stages = _captured(model, plan)
+        _check_shared(stages)
         self._stages = stages
         self._processes = StageProcesses([s.devices for s in stages], device, options.deadline)
         own = stages[self._processes.number]
@@ -162,6 +163,19 @@ def _captured(model: Model, plan: HybridFile) -> list[CapturedStage]:
         assignment = file.assignment(found.step.graph)
         stages.append(CapturedStage(found.stage, found.step, assignment))
     return stages
+
+
+def _check_shared(stages: Sequence[CapturedStage]) -> None:
+    """Raise :class:`BadPlan` if two stages read one parameter: each would train its own copy."""
+    seen: set[str] = set()
+    for own in stages:
+        names = set(own.stage.names.values())
+        if shared := sorted(seen & names):
+            raise BadPlan(
+                f"two stages of the hybrid read {shared[0]}, and their gradients would not be "
+                "added; plan again for this module, which cuts no layers that share a parameter"
+            )
+        seen |= names
 
 
 def _held_parameters(
