@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +24,11 @@ import nostall.parallel  # noqa: E402
 from nostall.core.errors import BadInput  # noqa: E402
 from nostall.parallel.execute.parts import hybrid_part  # noqa: E402
 from nostall.parallel.execute.trainer.sampler import OwnSampler  # noqa: E402
-from nostall.parallel.module import Job, Model  # noqa: E402
+from nostall.parallel.module import Job  # noqa: E402
 from tests.unit.parallel.execute.trainer.models import (  # noqa: E402
     BATCH,
     Block,
     chain,
-    hybrid,
     language,
     pipeline,
     sharding,
@@ -223,11 +223,14 @@ def test_dropout_in_shards_is_refused_on_several_processes() -> None:
 
 
 def test_a_hybrid_whose_stages_share_a_weight_is_refused() -> None:
-    """The embedding is the head's weight, too, and each stage would train its own."""
-    job = language()
-    stages = hybrid_part._captured(Model(job), hybrid(job, 1, 1))
-    with pytest.raises(BadInput, match=r"two stages of the hybrid read embedding\.weight"):
-        hybrid_part._check_shared(stages)
+    """Each stage would train its own."""
+    own, other = (
+        SimpleNamespace(stage=SimpleNamespace(names=names))
+        for names in ({"p0": "words.weight", "p1": "up.weight"}, {"p0": "words.weight"})
+    )
+    hybrid_part._check_shared([own])
+    with pytest.raises(BadInput, match=r"two stages of the hybrid read words\.weight"):
+        hybrid_part._check_shared([own, other])
 
 
 def test_samplers_give_each_sample_once_and_go_on_on_other_batch_sizes() -> None:
