@@ -89,6 +89,10 @@ class EnginePart(Noted):
             self._shard(module, device, policy)
         if joint is None:
             self.no_graph = "the module cannot be traced, so what it draws and decides is unknown"
+            self.note(
+                "not traced: what the forward pass decides by values or keeps in buffers, a rank "
+                "decides and keeps by its own samples, other than a single process would"
+            )
         if plan.is_compiled:
             self.compile()
         self.parameters: Mapping[str, torch.nn.Parameter] = dict(module.named_parameters())
@@ -252,6 +256,11 @@ class EnginePart(Noted):
                     f"the plan wraps {name}, which the module does not have; plan again from "
                     f"{self.plan.module}"
                 )
+        if scalar := next((n for n, p in module.named_parameters() if p.dim() == 0), ""):
+            raise BadPlan(
+                f"FSDP2 shards no scalar, and {scalar} is one; give it one dimension "
+                "(torch.ones(1)), or plan with ddp"
+            )
         # The root must stay a submodule call: its hooks run in __call__.
         for part in (*(parts[name] for name in self.plan.wrap), module):
             fully_shard(
