@@ -18,6 +18,7 @@ from nostall.parallel.sharding.hybrid.messages import (  # noqa: E402
     StageProcesses,
     one_forward_one_backward,
 )
+from nostall.parallel.sharding.program.sends import Sends  # noqa: E402
 
 
 def test_the_first_stage_runs_ahead_and_the_last_alternates() -> None:
@@ -87,7 +88,7 @@ def first_stage(monkeypatch: pytest.MonkeyPatch) -> tuple[StageProcesses, list[_
 
     processes = object.__new__(StageProcesses)
     vars(processes).update(number=0, firsts=[0, 1, 2], _to_next=["group"], _to_previous=["group"])
-    processes._sends = []
+    processes._sends = Sends()
     monkeypatch.setattr(messages.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(messages.dist, "broadcast", broadcast)
     return processes, sends
