@@ -259,7 +259,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "peers_2.json", "parallel.md", module="parallel.peers.run"),
     _row("parallel.automap", "2 or more GPUs, or CPU",
          "Are plans of Auto-MAP's explorers as fast as the integer program's, and as modelled?"),
-    _row("parallel.step_rates", "GPU; collectives 2 or more",
+    _row("parallel.step_rates", "GPU",
          "How fast are products, AdamW, and collectives beside products?"),
     _row("parallel.torch_versions", "CPU", "Do plans train as one process does, by torch version?",
          "torch_versions_2.11.0.json torch_versions_2.13.0.json", "parallel.md"),
