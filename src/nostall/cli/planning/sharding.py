@@ -61,6 +61,7 @@ from nostall.report.plan.sharding_picture import sharding_page, sharding_picture
 from nostall.report.units import Scale
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.hardware.file import load_hardware
+from nostall.workload.jobs.operators import OperatorKind
 from nostall.workload.jobs.record import Resource
 
 
@@ -428,6 +429,7 @@ def _ranked(plans: Sequence[ShardingPlan], planner: str, memory: float) -> list[
 def device_rates(hardware: Hardware) -> DeviceRates:
     """Rates that large operators reach on a GPU of a hardware file."""
     compute, memory = hardware.curve(Resource.COMPUTE), hardware.curve(Resource.MEMORY)
+    product = hardware.operators.get(OperatorKind.PRODUCT)
     flops = {
         _ELEMENT_TYPES[precision]: rate * compute.share
         for precision, rate in hardware.flops.items()
@@ -440,6 +442,7 @@ def device_rates(hardware: Hardware) -> DeviceRates:
         max(compute.overhead, memory.overhead),
         contention=hardware.contention,
         wait_s=hardware.collective_wait,
+        start_s=product.overhead if product is not None else 0.0,
     )
 
 

@@ -75,9 +75,9 @@ class Options:
             self.report(min(1.0, fraction), step)
 
 
-_UPDATE_SHARE = 0.75
-"""Share of the operators' memory rate that a fused AdamW reaches.  An assumption: fitted to one
-profile of one GPT on an H200, which no result file holds."""
+_UPDATE_SHARE = 0.72
+"""Share of the operators' memory rate that a fused AdamW reaches: seven measured steps together
+(``updates_ms`` of ``benchmarks/parallel/results/peers_2.json``, two NVIDIA H200, bfloat16)."""
 
 
 def update_s(state: float, state_factor: float, rates: DeviceRates) -> float:
