@@ -11,6 +11,7 @@ from benchmarks.harness.template import render
 
 Row = Mapping[str, Any]
 FILE = results("parallel") / "peers_2.json"
+REPRICED = results("parallel") / "repriced_2.json"
 _COMPILED = ("compiled", "compiled and captured")
 WANTED = tuple(
     f"{arm}, {mode}"
@@ -36,7 +37,11 @@ def section() -> str:
     models = [row["model"] for row in rows]
     predictions = content.get("predictions") or {}
     regrets = predictions.get("regrets", {})
+    repriced = load(REPRICED) if REPRICED.exists() else {}
     values = {
+        "repriced": repriced,
+        "repriced_file": REPRICED,
+        "engines": repriced.get("predictions", {}).get("plans", []),
         "predictions": predictions,
         "plans": predictions.get("plans", []),
         "regrets": ", ".join(f"{model} {100 * value:.1f} %" for model, value in regrets.items()),
