@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -21,6 +22,7 @@ from nostall.cli.planning.sharding import (
     MeshOption,
     PictureOption,
     ShardingRequest,
+    device_rates,
     plan_sharding_command,
 )
 from nostall.cli.terminal.compile_time import measured_compile_time
@@ -31,7 +33,7 @@ from nostall.core.text.suggest import unknown
 from nostall.parallel.cluster import load_cluster
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.evaluation import PlanEvaluation, evaluate_plan
-from nostall.parallel.plan import Workload
+from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.plan.workload import (
     ADAM_STATE_FACTOR,
     DEFAULT_GLOBAL_BATCH,
@@ -48,8 +50,10 @@ from nostall.parallel.planners.own_plan import (
     stages_plan,
 )
 from nostall.parallel.profile import Profile, load_profile
+from nostall.parallel.sharding.cost.rates import DeviceRates
 from nostall.parallel.torchtitan_export import export_stages
 from nostall.report.units import Scale
+from nostall.workload.hardware.file import load_hardware
 
 _PYTHON_FILE = re.compile(r"\.py(:|$)")
 
@@ -222,9 +226,9 @@ def plan(
             picture=picture,
         )
         return
-    _refuse_unused(context, planner, module)
     gpus = load_cluster(cluster, gpu_memory)
     plans = _own_plans(mine, len(gpus), global_batch, context)
+    _refuse_unused(context, planner, module, has_groups=any(own.tensor > 1 for _, own in plans))
     if plans:
         global_batch = plans[0][1].global_batch or global_batch
         micro_batch = max(1, global_batch // plans[0][1].micro_batches)
@@ -240,7 +244,10 @@ def plan(
     )
     changes: list[Change] | None = None
     if plans:
-        evaluation, changes = _evaluate_own(workload, plans, format)
+        grouped = _Grouped(workload, module, device_rates(load_hardware(hardware)))
+        if any(own.tensor > 1 for _, own in plans) and (out_file or export):
+            raise BadPlan("a plan with tp is predicted, not run; leave --out and --export out")
+        evaluation, changes = _evaluate_own(grouped, plans, format)
     else:
         _check_time(workload, seconds)
         effort = Effort.for_workload(
@@ -281,13 +288,41 @@ def _own_plans(
     return plans
 
 
+@dataclass(frozen=True)
+class _Grouped:
+    """The measured workload, and with groups of tensor parallelism."""
+
+    workload: Workload
+    module: str | None
+    rates: DeviceRates
+
+    def fitted(self, own: OwnPlan) -> Workload:
+        """The workload in a plan's micro-batches, on its groups of GPUs."""
+        if own.tensor == 1:
+            return own_workload(self.workload, own)
+        if self.module is None:
+            raise BadPlan(
+                f"--mine has tp={own.tensor}, whose cuts only a module shows; give path.py:build "
+                "in the place of the profile"
+            )
+        # Imports PyTorch and SciPy, which other plans of one's own do not need.
+        from nostall.parallel.module import load_job
+        from nostall.parallel.sharding.tensor_workload import tensor_workload
+
+        samples = self.workload.global_batch // (own.micro_batches * own.replicas)
+        work = tensor_workload(
+            self.workload, load_job(self.module), self.rates, own.tensor, max(1, samples)
+        )
+        return own_workload(work, own)
+
+
 def _evaluate_own(
-    workload: Workload, plans: Sequence[tuple[str, OwnPlan]], format: Format
+    grouped: _Grouped, plans: Sequence[tuple[str, OwnPlan]], format: Format
 ) -> tuple[PlanEvaluation, list[Change]]:
     """The fastest of the user's own plans, and its changes; prints the times of several."""
     found = []
     for text, own in plans:
-        fitted = own_workload(workload, own)
+        fitted = grouped.fitted(own)
         evaluation = evaluate_plan(fitted, stages_plan(fitted, own), "yours")
         found.append((evaluation, own, text))
     best, own, _ = min(found, key=lambda each: each[0].timeline.iteration_s)
@@ -295,7 +330,28 @@ def _evaluate_own(
         time = Scale("s", best.timeline.iteration_s)
         rows = [(text, time(each.timeline.iteration_s)) for each, _, text in found]
         show_table("your plans, modelled; the fastest follows", ("plan", "iteration"), rows)
-    return best, best_changes(best.workload, own)
+    if own.tensor > 1:
+        err.print(
+            f"nostall: tp={own.tensor}: each GPU below is a group of {own.tensor}, also the one "
+            "GPU of speed-ups; layers take their measured seconds times the modelled share of cut "
+            "operators, and modelled collectives"
+        )
+    return best, best_changes(best.workload, own, _other_groups(grouped, own))
+
+
+def _other_groups(grouped: _Grouped, own: OwnPlan) -> list[tuple[str, Workload, Plan]]:
+    """The plan with half and with twice the GPUs of a group, and more or fewer replicas."""
+    found, gpus = [], own.replicas * own.tensor
+    for tensor in (own.tensor // 2, own.tensor * 2):
+        # Without tp in the plan, groups are not tried: their price takes seconds.
+        if own.tensor == 1 or not tensor or gpus % tensor:
+            continue
+        other = replace(own, tensor=tensor, replicas=gpus // tensor)
+        with suppress(BadPlan):
+            fitted = grouped.fitted(other)
+            text = f"dp={other.replicas} tp={tensor} pp={own.stages}"
+            found.append((text, fitted, stages_plan(fitted, other)))
+    return found
 
 
 def _check_options(planner: str, seconds: float | None) -> None:
@@ -305,10 +361,16 @@ def _check_options(planner: str, seconds: float | None) -> None:
         raise BadInput(f"--seconds {seconds}; allowed is a number above 0")
 
 
-def _refuse_unused(context: GivenContext, planner: str, module: str | None) -> None:
-    """Raise :class:`BadInput` for an option that has no effect on this plan."""
+def _refuse_unused(
+    context: GivenContext, planner: str, module: str | None, *, has_groups: bool
+) -> None:
+    """Raise :class:`BadInput` for an option that has no effect on this plan.
+
+    ``has_groups``: whether it has tensor parallelism, which the hardware prices.
+    """
     reason = "is for the planners sharding and automap; leave it out, or give one of these"
-    refuse_options(context, ONLY_FOR_SHARDING, reason)
+    names = tuple(n for n in ONLY_FOR_SHARDING if not (has_groups and n == "hardware"))
+    refuse_options(context, names, reason)
     if module is None:
         reason = "says how a module is measured, and the profile is a file; leave it out"
         refuse_options(context, ("layers", "device"), reason)

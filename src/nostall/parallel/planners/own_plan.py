@@ -1,15 +1,16 @@
 """A user's own plan in a line of text, and the changes of it that the model expects most of.
 
-    dp=2 pp=2 schedule=1F1B micro-batches=8
+    dp=2 tp=2 pp=2 schedule=1F1B micro-batches=8
 
 A plan may also be Megatron-LM's flags, and a file may have several lines.  Stages have equal
 numbers of layers on consecutive GPUs, replicas next to each other, as Megatron-LM places them.
+With tensor parallelism (tp), the GPUs of the workload are groups of consecutive ones.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,7 +43,7 @@ MEGATRON = {
     "--global-batch-size": "batch",
 }
 """Flags of Megatron-LM whose numbers are read, with short names."""
-_UNPRICED = {"tp": "tensor", "cp": "context", "ep": "expert"}
+_UNPRICED = {"cp": "context", "ep": "expert"}
 _WITHOUT_EFFECT = (
     "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--num-query-groups",
     "--kv-channels", "--seq-length", "--max-position-embeddings", "--vocab-size",
@@ -71,6 +72,8 @@ class OwnPlan:
     """Stages of each GPU."""
     global_batch: int | None = None
     """Samples of an iteration, if the plan says so."""
+    tensor: int = 1
+    """GPUs of a group of tensor parallelism; each replica of a stage is such a group."""
 
 
 @dataclass(frozen=True)
@@ -126,17 +129,20 @@ def parse_megatron_flags(text: str, gpus: int, global_batch: int) -> OwnPlan:
     stages, size = _number(values, "pp", 1), _number(values, "micro-batch", 1)
     if "micro-batch" not in values:
         raise BadPlan("--mine lacks --micro-batch-size, the samples of a replica's micro-batch")
-    samples = _number(values, "batch", global_batch)
+    samples, tensor = _number(values, "batch", global_batch), _number(values, "tp", 1)
+    if gpus % tensor:
+        raise BadPlan(f"--mine has groups of {tensor} GPUs (tp) and the cluster {gpus} GPUs")
+    gpus //= tensor
     if gpus % stages or samples % (size * (gpus // stages)):
         raise BadPlan(
             f"--mine has {stages} pipeline stages, micro-batches of {size} and {samples} samples; "
-            f"{gpus} GPUs must be a multiple of the stages, and the samples one of micro-batch "
-            "size x replicas; change --cluster or the flags"
+            f"{gpus} GPUs{_of_groups(tensor)} must be a multiple of the stages, and the samples "
+            "one of micro-batch size x replicas; change --cluster or the flags"
         )
     chunks = _chunks(values, stages)
     policy: Policy = "interleaved" if chunks > 1 else "1f1b"
     replicas = gpus // stages
-    return OwnPlan(replicas, stages, policy, samples // (size * replicas), chunks, samples)
+    return OwnPlan(replicas, stages, policy, samples // (size * replicas), chunks, samples, tensor)
 
 
 def _chunks(values: dict[str, str], stages: int) -> int:
@@ -184,11 +190,6 @@ def parse_own_plan(text: str) -> OwnPlan:
         if not equals or key not in KEYS:
             raise BadPlan(unknown("key of --mine", key or word, KEYS))
         values[key] = value
-    if _number(values, "tp", 1) > 1:
-        raise BadPlan(
-            f"--mine has tp={values['tp']}; stages are predicted from a profile of whole layers, "
-            "which knows no tensor parallelism; leave tp out, or see --planner sharding --mesh"
-        )
     name = values.get("schedule", "1F1B")
     policy = SCHEDULES.get(name.lower().replace("_", "-"))
     if policy is None:
@@ -203,7 +204,7 @@ def parse_own_plan(text: str) -> OwnPlan:
         raise BadPlan("--mine lacks micro-batches=N, the micro-batches of an iteration")
     return OwnPlan(
         _number(values, "dp", 1), _number(values, "pp", 1), policy,
-        _number(values, "micro-batches", 1), chunks,
+        _number(values, "micro-batches", 1), chunks, tensor=_number(values, "tp", 1),
     )  # fmt: skip
 
 
@@ -221,9 +222,10 @@ def own_workload(workload: Workload, own: OwnPlan) -> Workload:
     """
     gpus, samples = own.replicas * own.stages, workload.global_batch
     if gpus != len(workload.cluster):
+        product = f"dp={own.replicas}{_tensor(own).replace(' ', ' x ')} x pp={own.stages}"
         raise BadPlan(
-            f"--mine is for {gpus} GPUs (dp={own.replicas} x pp={own.stages}) and the cluster has "
-            f"{len(workload.cluster)}; change one of them"
+            f"--mine is for {gpus * own.tensor} GPUs ({product}) and the cluster has "
+            f"{len(workload.cluster) * own.tensor}; change one of them"
         )
     if samples % own.micro_batches or samples // own.micro_batches < own.replicas:
         raise BadPlan(
@@ -250,17 +252,33 @@ def stages_plan(workload: Workload, own: OwnPlan, *, balanced: bool = False) -> 
     return Plan(tuple(stages), own.policy if count > 1 else "1f1b")
 
 
-def best_changes(workload: Workload, own: OwnPlan, count: int = 3) -> list[Change]:
-    """The single changes that shorten the modelled iteration most, best first."""
+def best_changes(
+    workload: Workload,
+    own: OwnPlan,
+    others: Iterable[tuple[str, Workload, Plan]] = (),
+    count: int = 3,
+) -> list[Change]:
+    """The single changes that shorten the modelled iteration most, best first.
+
+    ``others`` are further ones with their workloads and plans.
+    """
     before = simulated_s(workload, stages_plan(workload, own))
     found = []
-    for text, changed, plan in _changes(workload, own):
+    for text, changed, plan in (*_changes(workload, own), *others):
         fitting = fit_to_memory(changed, plan)
         if fitting is not None:
             seconds = simulated_s(changed, fitting)
             found.append(Change(text, seconds, before / seconds))
     found.sort(key=lambda change: change.iteration_s)
     return [change for change in found if change.speedup >= _LEAST_GAIN][:count]
+
+
+def _tensor(own: OwnPlan) -> str:
+    return f" tp={own.tensor}" if own.tensor > 1 else ""
+
+
+def _of_groups(tensor: int) -> str:
+    return f" (groups of {tensor})" if tensor > 1 else ""
 
 
 def _changes(workload: Workload, own: OwnPlan) -> Iterator[tuple[str, Workload, Plan]]:
@@ -281,7 +299,10 @@ def _changes(workload: Workload, own: OwnPlan) -> Iterator[tuple[str, Workload, 
         for number in (own.micro_batches * 2, own.micro_batches * 4, own.micro_batches // 2)
     ]
     others += [
-        (f"dp={gpus // stages} pp={stages}", replace(own, replicas=gpus // stages, stages=stages))
+        (
+            f"dp={gpus // stages}{_tensor(own)} pp={stages}",
+            replace(own, replicas=gpus // stages, stages=stages),
+        )
         for stages in range(1, gpus + 1)
         if gpus % stages == 0 and stages != own.stages
     ]

@@ -59,6 +59,17 @@ def test_stages_of_equal_times_are_named_first_where_they_gain_most() -> None:
     assert len(best_changes(workload, own)) == min(3, len(changes))
 
 
+def test_groups_of_tensor_parallelism_take_the_place_of_gpus() -> None:
+    own = parse_own_plan("dp=2 tp=2 pp=2 micro-batches=4")
+    assert (own.replicas, own.tensor, own.stages) == (2, 2, 2)
+    texts = [change.text for change in best_changes(own_workload(work(), own), own, count=20)]
+    assert "dp=4 tp=2 pp=1" in texts
+    with pytest.raises(BadPlan, match=r"for 8 GPUs \(dp=2 x tp=2 x pp=2\) and the cluster has 4"):
+        own_workload(work(gpus=2), own)
+    flags = "--tensor-model-parallel-size 2 --micro-batch-size 1"
+    assert read_own_plans(flags, 4, 16)[0][1] == OwnPlan(2, 1, "1f1b", 8, 1, 16, 2)
+
+
 def test_a_plan_that_nothing_improves_has_no_changes() -> None:
     one = parse_own_plan("micro-batches=1")
     assert best_changes(own_workload(work(gpus=1, samples=1), one), one) == []
@@ -67,7 +78,6 @@ def test_a_plan_that_nothing_improves_has_no_changes() -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("dp=2 tp=2 micro-batches=4", "knows no tensor parallelism"),
         ("dp=two micro-batches=4", "dp=two; allowed is a number from 1 on"),
         ("dp=0 micro-batches=4", "dp=0"),
         ("zp=2 micro-batches=4", "key of --mine"),
@@ -128,7 +138,7 @@ def test_a_file_has_a_plan_in_each_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("--tensor-model-parallel-size 2 --micro-batch-size 1", "tensor parallelism over 2 GPUs"),
+        ("--tensor-model-parallel-size 3 --micro-batch-size 1", "groups of 3 GPUs"),
         ("--context-parallel-size=2 --micro-batch-size 1", "knows no context parallelism"),
         ("--pipeline-model-parallel-size 2", "lacks --micro-batch-size"),
         ("--micro-batch-size 3", "samples one of micro-batch size x replicas"),
