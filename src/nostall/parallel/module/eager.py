@@ -11,12 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from nostall.core.errors import NostallError, one_line
 from nostall.parallel.errors import BadModel
@@ -36,6 +37,8 @@ REPEATED_DIFFERENCES = 10.0
 """Allowed multiple of the difference between two equal passes of the module."""
 _MIN_TOLERANCE = 1e-4
 """Of types without a larger rounding error: the traced layers call the module's operators."""
+_TARGETS = 16
+"""Samples of the example batch whose targets show how a loss adds up, at most."""
 _SMALLEST = 1e-6
 """Gradients below this share of the largest one count as rounding errors."""
 
@@ -103,6 +106,7 @@ class _Comparison:
             noise = _differences(first, second)
             self._refuse(noise, tolerance(self.model.computation_dtype), _DIFFERS_FROM_ITSELF)
             del second
+            self._refuse_other_parts(batch, first[""])
             traced = self._traced(batch)
         allowed = max(
             _MIN_TOLERANCE,
@@ -137,6 +141,73 @@ class _Comparison:
         segment = self.model.segment(0, len(self.model), self.samples, self.device)
         torch.manual_seed(SEED)
         return self._gradients(segment({}, *batch)["loss"])
+
+    def _refuse_other_parts(self, batch: Any, loss: torch.Tensor) -> None:
+        """Raise :class:`BadModel` if the loss is not the mean, or the sum, of those of parts.
+
+        First for the loss function alone, with results of few samples and more of the targets.
+        """
+        outputs: list[Any] = []
+
+        def call(*given: Any, **named: Any) -> Any:
+            outputs.append(self.module(*given, **named))
+            return outputs[-1]
+
+        with torch.no_grad():
+            torch.manual_seed(SEED)
+            self.job.run(batch[0], batch[1], call)
+            count = max(self.samples, min(_TARGETS, self.job.samples))
+            (_, targets) = to_device(self.job.example_batch(count), self.device)
+            # Other factors in each sample, because all samples have about the same loss at first.
+            repeated = torch.arange(count, device=self.device) % self.samples
+            factors = torch.linspace(1.0, 3.0, count, device=self.device)
+            output = _taken(outputs[0], repeated, self.samples, factors)
+            whole = self._loss_of(output, targets, count, range(count))
+            for cut in {count // 2, 1} if count > 1 else ():
+                parts = range(cut), range(cut, count)
+                self._refuse_sum(whole, [self._loss_of(output, targets, count, p) for p in parts],
+                                 parts)  # fmt: skip
+            if self.model.random_operations or self.samples < 2:
+                return
+            parts = range(self.samples // 2), range(self.samples // 2, self.samples)
+            batches = [self.job.take(batch, slice(p.start, p.stop)) for p in parts]
+            try:
+                losses = [self.job.run(*own) for own in batches]
+            except Exception:  # a module that runs no single sample, say
+                return
+            self._refuse_sum(loss, losses, parts)
+
+    def _loss_of(self, output: Any, targets: Any, count: int, part: range) -> torch.Tensor | None:
+        """The loss of some samples' results; None if it cannot be taken."""
+        index = torch.arange(part.start, part.stop, device=self.device)
+        try:
+            (_, own) = self.job.take((self.job.example_batch(count)[0], targets), index.cpu())
+            return self.job.loss(_taken(output, index, count), own)
+        except Exception:  # results whose first dimension is not that of samples
+            return None
+
+    def _refuse_sum(
+        self,
+        whole: torch.Tensor | None,
+        losses: Sequence[torch.Tensor | None],
+        parts: Sequence[range],
+    ) -> None:
+        if whole is None or any(loss is None for loss in losses):
+            return
+        is_mean, count = self.job.reduction == "mean", sum(map(len, parts))
+        shares = [len(part) / count if is_mean else 1.0 for part in parts]
+        total = sum(
+            s * float(loss) for s, loss in zip(shares, losses, strict=True) if loss is not None
+        )
+        allowed = max(_MIN_TOLERANCE, 8 * torch.finfo(self.model.computation_dtype).eps)
+        if abs(total - float(whole)) > allowed * max(abs(float(whole)), _SMALLEST):
+            raise BadModel(
+                f"the loss of {count} samples is {float(whole):.6g}, and the "
+                f"{'mean' if is_mean else 'sum'} of those of two parts {total:.6g}, which ranks "
+                "and micro-batches would train on: class weights, ignored labels and statistics of "
+                "a batch do this; divide by a constant (reduction='sum'), or plan with --planner "
+                "sharding, which cuts the loss itself"
+            )
 
     def _gradients(self, loss: torch.Tensor) -> dict[str, torch.Tensor]:
         """The loss and all gradients after its backward pass, by name; clears the gradients.
@@ -174,6 +245,22 @@ class _Comparison:
             if not difference <= allowed:
                 what = f"gradient of {name}" if name else "loss"
                 raise BadModel(text.format(what=what, difference=f"{difference:.3g}"))
+
+
+def _taken(
+    output: Any, index: torch.Tensor, count: int, factors: torch.Tensor | None = None
+) -> Any:
+    """Rows of the tensors that have one for each of ``count`` samples, times factors."""
+
+    def rows(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or leaf.shape[0] != count:
+            return leaf
+        own = leaf[index]
+        if factors is None or not own.is_floating_point():
+            return own
+        return own * factors.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
+
+    return tree_map(rows, output)
 
 
 _NOTHING_TO_TRAIN = (

@@ -274,3 +274,25 @@ def test_a_module_that_cannot_train_is_refused() -> None:
 
     with pytest.raises(BadModel, match=f"fails on {SAMPLES} samples: ValueError: no kernel"):
         compared_model(job(on_other_device), print)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, t: F.cross_entropy(y, t, weight=torch.tensor([1.0, 2.0, 0.5])),
+        lambda y, t: F.cross_entropy(y, t, ignore_index=0),
+        lambda y, t: (y / y.std()).square().mean() + 0 * t.sum(),
+    ],
+)
+def test_a_loss_that_is_not_the_mean_of_those_of_parts_is_refused(loss: Any) -> None:
+    """Micro-batches and ranks would train on another one."""
+    torch.manual_seed(0)
+    targets = torch.tensor([0, 1, 2, 2, 1, 0, 2, 2])
+    given = Job(nn.Linear(6, 3), (torch.randn(8, 6),), targets, loss)
+    with pytest.raises(BadModel, match=r"the loss of \d samples is .*, and the mean of those"):
+        compare_with_eager(Model(given), SAMPLES, CPU)
+    smoothed = Job(
+        nn.Linear(6, 3), given.inputs, targets,
+        lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
+    )  # fmt: skip
+    assert compare_with_eager(Model(smoothed), SAMPLES, CPU) == ()

@@ -164,7 +164,8 @@ def test_losses_have_the_gradients_of_one_process(name: str, reduction: str) -> 
         check_on_two_ranks(step(summed(loss, reduction), targets))
     except BadModel:  # refused by name, before anything is exported
         assert name in ("ctc_loss", "gaussian_nll_loss")  # these branch on values
-    except RuntimeError:
+    except (RuntimeError, ValueError) as error:
+        assert not isinstance(error, ValueError) or "does not run" in str(error)
         assert VERSION == "2.11" and name in LOSSES_WITH_ERROR
 
 
@@ -264,7 +265,8 @@ def test_operators_have_the_gradients_of_one_process(name: str, activations: str
     assert changes == 1
     try:
         check_on_two_ranks(job, text)
-    except (RuntimeError, IndexError):
+    except (RuntimeError, IndexError, ValueError) as error:
+        assert not isinstance(error, ValueError) or "does not run" in str(error)
         assert (name, activations) in WITH_ERROR
 
 

@@ -261,6 +261,15 @@ class EnginePart(Noted):
                 f"FSDP2 shards no scalar, and {scalar} is one; give it one dimension "
                 "(torch.ones(1)), or plan with ddp"
             )
+        seen: set[int] = set()
+        for part in (*(parts[name] for name in self.plan.wrap), module):
+            own = [p for p in part.parameters() if id(p) not in seen]
+            seen.update(map(id, own))
+            if len(types := sorted({str(p.dtype) for p in own})) > 1:
+                raise BadPlan(
+                    f"FSDP2 needs one type in each group of parameters, and one has "
+                    f"{', '.join(types)}; convert them, or plan with ddp"
+                )
         # The root must stay a submodule call: its hooks run in __call__.
         for part in (*(parts[name] for name in self.plan.wrap), module):
             fully_shard(
