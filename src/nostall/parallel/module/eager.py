@@ -192,7 +192,7 @@ class _Comparison:
         losses: Sequence[torch.Tensor | None],
         parts: Sequence[range],
     ) -> None:
-        if whole is None or any(loss is None for loss in losses):
+        if whole is None or any(loss is None for loss in losses) or not whole.isfinite():
             return
         is_mean, count = self.job.reduction == "mean", sum(map(len, parts))
         shares = [len(part) / count if is_mean else 1.0 for part in parts]
@@ -200,7 +200,8 @@ class _Comparison:
             s * float(loss) for s, loss in zip(shares, losses, strict=True) if loss is not None
         )
         allowed = max(_MIN_TOLERANCE, 8 * torch.finfo(self.model.computation_dtype).eps)
-        if abs(total - float(whole)) > allowed * max(abs(float(whole)), _SMALLEST):
+        # All labels of a part may be ignored, which is not a number.
+        if not abs(total - float(whole)) <= allowed * max(abs(float(whole)), _SMALLEST):
             raise BadModel(
                 f"the loss of {count} samples is {float(whole):.6g}, and the "
                 f"{'mean' if is_mean else 'sum'} of those of two parts {total:.6g}, which ranks "
