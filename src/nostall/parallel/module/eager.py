@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -106,7 +107,7 @@ class _Comparison:
             noise = _differences(first, second)
             self._refuse(noise, tolerance(self.model.computation_dtype), _DIFFERS_FROM_ITSELF)
             del second
-            self._refuse_other_parts(batch, first[""])
+            notes = self._compare_parts(batch, first[""])
             traced = self._traced(batch)
         allowed = max(
             _MIN_TOLERANCE,
@@ -114,7 +115,7 @@ class _Comparison:
             REPEATED_DIFFERENCES * max(noise.values()),
         )
         self._refuse(_differences(first, traced), allowed, _DIFFERS_FROM_TRACE)
-        return _notes(repeated)
+        return (*_notes(repeated), *notes)
 
     def _eager(self, batch: Any) -> tuple[dict[str, torch.Tensor], list[str]]:
         """Loss and gradients of the module, and the submodules that run again in the backward."""
@@ -142,10 +143,11 @@ class _Comparison:
         torch.manual_seed(SEED)
         return self._gradients(segment({}, *batch)["loss"])
 
-    def _refuse_other_parts(self, batch: Any, loss: torch.Tensor) -> None:
+    def _compare_parts(self, batch: Any, loss: torch.Tensor) -> tuple[str, ...]:
         """Raise :class:`BadModel` if the loss is not the mean, or the sum, of those of parts.
 
-        First for the loss function alone, with results of few samples and more of the targets.
+        This is for the loss function alone, with results of few samples and more of the targets.
+        Returns a note if the module has statistics of a batch, which some mean to have.
         """
         outputs: list[Any] = []
 
@@ -153,7 +155,8 @@ class _Comparison:
             outputs.append(self.module(*given, **named))
             return outputs[-1]
 
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as checkpointing's, about missing gradients
             torch.manual_seed(SEED)
             self.job.run(batch[0], batch[1], call)
             count = max(self.samples, min(_TARGETS, self.job.samples))
@@ -165,17 +168,23 @@ class _Comparison:
             whole = self._loss_of(output, targets, count, range(count))
             for cut in {count // 2, 1} if count > 1 else ():
                 parts = range(cut), range(cut, count)
-                self._refuse_sum(whole, [self._loss_of(output, targets, count, p) for p in parts],
-                                 parts)  # fmt: skip
+                losses = [self._loss_of(output, targets, count, part) for part in parts]
+                if text := self._other_sum(whole, losses, parts):
+                    raise BadModel(
+                        f"{text}: class weights and ignored labels do this; divide by a constant "
+                        "(reduction='sum'), or plan with --planner sharding, which cuts the loss "
+                        "itself"
+                    )
             if self.model.random_operations or self.samples < 2:
-                return
+                return ()
             parts = range(self.samples // 2), range(self.samples // 2, self.samples)
             batches = [self.job.take(batch, slice(p.start, p.stop)) for p in parts]
             try:
                 losses = [self.job.run(*own) for own in batches]
             except Exception:  # a module that runs no single sample, say
-                return
-            self._refuse_sum(loss, losses, parts)
+                return ()
+            text = self._other_sum(loss, losses, parts)
+            return (f"{text}: the module has statistics of a batch",) if text else ()
 
     def _loss_of(self, output: Any, targets: Any, count: int, part: range) -> torch.Tensor | None:
         """The loss of some samples' results; None if it cannot be taken."""
@@ -186,14 +195,16 @@ class _Comparison:
         except Exception:  # results whose first dimension is not that of samples
             return None
 
-    def _refuse_sum(
+    def _other_sum(
         self,
         whole: torch.Tensor | None,
         losses: Sequence[torch.Tensor | None],
         parts: Sequence[range],
-    ) -> None:
+    ) -> str:
+        """How the loss differs from the mean, or the sum, of those of parts; empty if it does not,
+        or if one is unknown."""
         if whole is None or any(loss is None for loss in losses) or not whole.isfinite():
-            return
+            return ""
         is_mean, count = self.job.reduction == "mean", sum(map(len, parts))
         shares = [len(part) / count if is_mean else 1.0 for part in parts]
         total = sum(
@@ -201,14 +212,13 @@ class _Comparison:
         )
         allowed = max(_MIN_TOLERANCE, 8 * torch.finfo(self.model.computation_dtype).eps)
         # All labels of a part may be ignored, which is not a number.
-        if not abs(total - float(whole)) <= allowed * max(abs(float(whole)), _SMALLEST):
-            raise BadModel(
-                f"the loss of {count} samples is {float(whole):.6g}, and the "
-                f"{'mean' if is_mean else 'sum'} of those of two parts {total:.6g}, which ranks "
-                "and micro-batches would train on: class weights, ignored labels and statistics of "
-                "a batch do this; divide by a constant (reduction='sum'), or plan with --planner "
-                "sharding, which cuts the loss itself"
-            )
+        if abs(total - float(whole)) <= allowed * max(abs(float(whole)), _SMALLEST):
+            return ""
+        return (
+            f"the loss of {count} samples is {float(whole):.6g}, and the "
+            f"{'mean' if is_mean else 'sum'} of those of two parts {total:.6g}, which ranks and "
+            "micro-batches train on"
+        )
 
     def _gradients(self, loss: torch.Tensor) -> dict[str, torch.Tensor]:
         """The loss and all gradients after its backward pass, by name; clears the gradients.
