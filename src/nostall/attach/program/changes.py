@@ -6,6 +6,8 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 from nostall.attach.program.changing.captured import CapturedOptimizer, CapturedSteps, can_capture
@@ -94,7 +96,10 @@ class Compile:
             def call(*args: Any, **kwargs: Any) -> Any:  # Dynamo skips a call in PyTorch's files
                 return module._call_impl(*args, **kwargs)
 
-        version = torch.compile(call, backend=self.backend, options=options or None)
+        made = partial(torch.compile, backend=self.backend, options=options or None)
+        version = made(call)
+        if (image := _image_weight(module)) is not None:
+            version = _by_layout(image, version, made(_own_code(call)))
         version = _with_own_outputs(version) if self.graphs else version
         return self._within_step(module, version) if self.is_marked else version
 
@@ -136,6 +141,43 @@ class Compile:
         if self.backend != "nostall":
             return True
         return all(report.reason for report in _nostall_reports()[self._reports :])
+
+
+def _by_layout(image: Any, contiguous: Any, channels_last: Any) -> Any:
+    """The version for the present layout of the weight ``image``.
+
+    Dynamo takes parameters for unchanged while the dictionaries that hold them are, so that it
+    would run code of one layout with the other.
+    """
+    other = sys.modules["torch"].channels_last
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        version = channels_last if image.is_contiguous(memory_format=other) else contiguous
+        return version(*args, **kwargs)
+
+    return call
+
+
+def _own_code(call: Any) -> Any:
+    """A function that makes ``call``, with code of its own: Dynamo keeps its versions by code."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return FunctionType(made.__code__.replace(), made.__globals__, closure=made.__closure__)
+
+
+def _image_weight(module: Any) -> Any:
+    """A weight of a convolution whose layout tells that of the module; None without one."""
+    return next((p for p in module.parameters() if is_image(p)), None)
+
+
+def is_image(tensor: Any) -> bool:
+    """Whether the two layouts of a tensor of four dimensions differ."""
+    other = sys.modules["torch"].channels_last
+    return tensor.dim() == 4 and not (
+        tensor.is_contiguous() and tensor.is_contiguous(memory_format=other)
+    )
 
 
 def is_in_torch(module: Any) -> bool:
@@ -342,6 +384,10 @@ class ChannelsLast:
                 self._stores[at] = tensor, data
                 if (gradient := tensor.grad) is not None:  # the program may keep it, too
                     gradient.data = torch.empty_like(tensor).copy_(gradient)
+        for held in (m._parameters for s in self.switches for m in s.root.modules()):
+            for name, parameter in held.items():  # Dynamo looks at tensors of changed dictionaries
+                held[name] = None
+                held[name] = parameter
         self._is_on = not self._is_on
 
 
