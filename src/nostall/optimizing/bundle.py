@@ -40,7 +40,8 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "compile": ("inductor", GRAPHS, MARKED, "nostall"),
     "optimizer": ("fused", "foreach", "captured"),
     "memory_format": ("channels_last",), "matmul_precision": ("high",), "generation": ("static",),
-    "native": ("store",), "loss": ("inductor",), KIND: ("argument=value",),
+    "native": ("store",), "loss": ("inductor",), "attention": ("cudnn", "flash"),
+    "allocator": ("expandable_segments",), KIND: ("argument=value",),
 }  # fmt: skip
 """Values of each kind of change; of engines only their form."""
 
@@ -58,6 +59,8 @@ class BundledChange(StrictModel):
         "native",
         "engine",
         "loss",
+        "attention",
+        "allocator",
     ]
     value: str
     """One of :data:`VALUES`."""

@@ -31,6 +31,7 @@ NOSTALL = "back end nostall"
 LOSS = "compiled loss"
 NATIVE = "native kernels"
 COMPILE = "torch.compile"
+SEGMENTS = "expandable segments"
 INCLUDED = {GRAPHS: (COMPILE,), STATIC: (COMPILE, GRAPHS, NOSTALL)}
 """What needs no attempt where another change is kept: graphs are of compiled code, and with a
 static cache transformers compiles the steps of its ``generate``."""
@@ -169,7 +170,8 @@ def diagnose(facts: Facts) -> list[Level]:
     """The levels of a program: those to try in their order, then advice."""
     levels = [
         *_generation_levels(facts), *_compile_levels(facts), *_optimizer_levels(facts),
-        *_loss_levels(facts), *_layout_levels(facts),
+        *_loss_levels(facts), *_layout_levels(facts), *_attention_levels(facts),
+        *_memory_levels(facts),
     ]  # fmt: skip
     levels.sort(key=lambda level: level.name == NOSTALL)  # it takes longest
     levels += _kernel_levels(facts)  # of the launches that compiled graphs leave
@@ -214,6 +216,8 @@ _PARTS = {
     "memory_format": ("forward", "backward", "optimizer"),
     "generation": ("forward",),
     "loss": ("backward",),
+    "attention": ("forward", "backward"),
+    "allocator": ("forward", "backward", "optimizer"),
 }
 """Parts of a step that a kind of change may touch."""
 
@@ -386,6 +390,46 @@ def _loss_levels(facts: Facts) -> list[Level]:
     touches = f"the loss of {elements / 1e6:.3g} million logits, outside of the modules"
     level = replace(level, touches=touches, share=None, bound=None, reason="no bound is known")
     return [_unusable(level, reason) if (reason := _kept_graph(facts)) else level]
+
+
+def _attention_levels(facts: Facts) -> list[Level]:
+    """Another back end of PyTorch's attention, where two can compute the program's calls."""
+    attention = facts.raw.get("attention") or {"calls": 0}  # recordings of earlier versions lack it
+    if not attention["calls"]:
+        return []
+    value = "flash" if attention["first"] == "CUDNN_ATTENTION" else "cudnn"
+    name = {"cudnn": "cuDNN", "flash": "flash"}[value] + " attention"
+    level = _level(
+        facts, name, "attention", value, minutes=0.3, expected="not measured",
+        result_class="within rounding",
+        line=f"with sdpa_kernel([SDPBackend.{value.upper()}_ATTENTION, ...], set_priority=True): "
+        "train()  # of torch.nn.attention",
+    )  # fmt: skip
+    # A bound of a change of products is not known: they are what a trace says must remain.
+    level = replace(level, touches="attention", share=None, bound=None, reason="no bound is known")
+    if not attention["half"]:
+        return [_unusable(level, "attention in float32, which only one back end computes")]
+    if attention["masked"] and value == "flash":
+        return [_unusable(level, "its calls have masks, which flash attention lacks")]
+    return [level]
+
+
+def _memory_levels(facts: Facts) -> list[Level]:
+    """Memory in segments that grow, where the allocator asks the driver during steps."""
+    if not facts.raw["cuda"] or "driver_calls" not in facts.raw:  # of earlier versions
+        return []
+    count = facts.raw["driver_calls"]
+    level = Level(
+        SEGMENTS, f"{count} calls of the driver for memory", None, None, "no bound is known",
+        expected="not measured", result_class="bit-equal", minutes=0.3,
+        change={"name": SEGMENTS, "kind": "allocator", "value": "expandable_segments"},
+        line="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True  # in the environment",
+    )  # fmt: skip
+    if reason := facts.raw["not_expandable"]:
+        return [_unusable(level, reason)]
+    if not count:
+        return [_unusable(level, "its watched steps take all memory from PyTorch's cache")]
+    return [level]
 
 
 def _optimizer_levels(facts: Facts) -> list[Level]:

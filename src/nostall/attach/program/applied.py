@@ -8,6 +8,7 @@ from multiprocessing import parent_process
 from nostall.attach.program.changes import Change, OptimizerFlag
 from nostall.attach.program.changing.captured import CapturedOptimizer
 from nostall.attach.program.changing.losses import CompiledLoss
+from nostall.attach.program.changing.settings import ExpandableSegments
 from nostall.attach.program.kernels import NativeKernels
 from nostall.attach.program.machine import driver_version, rank, transformers_version
 from nostall.attach.program.roots import other_program
@@ -37,6 +38,7 @@ class Applied(Session):
         self.segments.remove()
         self.kernels.remove()
         self._install_switches()
+        self.attention.remove()
         identity = self.settings.get("identity")
         if identity is not None and (reason := other_program(identity, self.roots)):
             self._give_up(reason)
@@ -61,7 +63,7 @@ class Applied(Session):
     def _missing(self, change: Change) -> str:
         """Why a change would change nothing here; empty if it would."""
         reason = change.missing()
-        others = OptimizerFlag | CapturedOptimizer | NativeKernels | CompiledLoss
+        others = OptimizerFlag | CapturedOptimizer | NativeKernels | CompiledLoss | ExpandableSegments
         needs_calls = not isinstance(change, others)
         if reason and not self.switches and needs_calls:
             return self.switch_obstacle or reason

@@ -16,16 +16,22 @@ from nostall.attach.program.blocks import Schedule, Step, Warming
 from nostall.attach.program.borders import Borders
 from nostall.attach.program.changes import (
     Change,
+    Compile,
     compiled_graphs,
     has_images,
     is_in_torch,
     make_change,
-    matmul_precision,
     optimizer_changes,
 )
 from nostall.attach.program.changing.captured import CapturedOptimizer
 from nostall.attach.program.changing.generation import GenerateCall, can_be_static, generated
 from nostall.attach.program.changing.losses import CompiledLoss, Losses
+from nostall.attach.program.changing.settings import (
+    AttentionCalls,
+    driver_calls,
+    matmul_precision,
+    why_not_expandable,
+)
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.kernels import Kernels, NativeKernels
 from nostall.attach.program.machine import cpu_name, driver_version, rank, transformers_version
@@ -77,6 +83,7 @@ class Session:
         self.segments = Segments(_clock)
         self.kernels = Kernels()
         self.losses = Losses(lambda: not self.segments.is_inside)
+        self.attention = AttentionCalls()
         self._optimizers: list[weakref.ref[Any]] = []
         self.switches: list[Switch] = []
         self.switch_obstacle = "no step has ended"
@@ -102,6 +109,7 @@ class Session:
         self._devices: set[Any] = set()
         """GPUs with parameters of the roots."""
         self._watch_began = 0.0
+        self._driver_calls = 0
         self._trace: Trace | None = None
         self._facts_known: dict[str, Any] = {}
         """Of the watched steps, while more are traced."""
@@ -233,6 +241,7 @@ class Session:
             self.switch_obstacle = ""
             self.switches = [Switch(root, self._calls, self._capture) for root in self.roots]
             self.losses.install(sys.modules["torch"].nn.functional)
+            self.attention.install(sys.modules["torch"].nn.functional)
             for number, switch in enumerate(self.switches):
                 switch.number = number
                 switch.eager = self.segments.timed("forward", switch.eager)
@@ -248,6 +257,7 @@ class Session:
         if not kept:
             self._sync()
             self.kernels.restart()
+            self._driver_calls = driver_calls()
             self._watch_began = _clock()
         enough = len(kept) >= self.settings["watch_steps"]
         longest = sum(seconds for _, seconds, _ in kept) >= self.settings["watch_seconds"]
@@ -260,6 +270,7 @@ class Session:
         self._watched = None
         self.segments.remove()
         self.kernels.remove()
+        self.attention.remove()
         for switch in self.switches:
             switch.eager = switch.root._call_impl
         if self.switches and not any(isinstance(part, tuple) for key in self._keys for part in key):
@@ -352,6 +363,9 @@ class Session:
             "kernels": self.kernels.facts(len(kept)),
             "obstacle": self.switch_obstacle,
             "loader": self.segments.loaders,
+            "attention": self.attention.facts(),
+            "driver_calls": driver_calls() - self._driver_calls,
+            "not_expandable": why_not_expandable(),
             "peak_bytes": torch.cuda.max_memory_allocated()
             if on_gpu
             else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -476,8 +490,9 @@ class Session:
         for name, change in self.changes.items():
             if name not in arm:
                 change.off()
-        for name in arm:
-            self.changes[name].on()
+        # Compiled code is of the settings and layouts that are on.
+        for change in sorted((self.changes[n] for n in arm), key=lambda c: type(c) is Compile):
+            change.on()
 
     def _sync(self) -> None:
         """Wait for the GPUs that the program uses, all streams of each."""
@@ -527,7 +542,8 @@ class Session:
     def _take_back(self) -> None:
         """All changes are off, and nothing is noted any more, whichever of these fails."""
         parts = [self._stop_trace, *(change.off for change in self.changes.values())]
-        for part in (*parts, self._release, self.segments.remove, self.kernels.remove):
+        for part in (*parts, self._release, self.segments.remove, self.kernels.remove,
+                     self.attention.remove):  # fmt: skip
             with contextlib.suppress(Exception):
                 part()
 
