@@ -503,6 +503,8 @@ class _Job:
                 each=self.facts.varied,
             )  # fmt: skip
             blocks += [event for event in events if event["event"] == "block"]
+            if failures := events[-1].get("failures"):  # of other ranks, too
+                blocks[-1] = {**blocks[-1], "failures": failures}
             proof = prove(blocks, each=self.facts.varied, bound=bound, seed=self.options.seed)
             if _is_clear(proof):
                 break

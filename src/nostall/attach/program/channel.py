@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -45,6 +46,20 @@ class Channel:
         with open(self._orders) as file:
             order: Mapping[str, Any] = json.load(file)
         return order
+
+    def note_seen(self, number: int, rank: int, step: int) -> None:
+        """A rank has seen an order, after ``step`` steps."""
+        with open(f"{self._orders}.{number}.{rank}", "w") as file:
+            file.write(str(step))
+
+    def seen(self, number: int, world: int) -> list[int]:
+        """The steps after which ranks have seen an order, of those that have."""
+        found = []
+        for rank in range(world):
+            with contextlib.suppress(OSError, ValueError):  # not there, or not yet written
+                with open(f"{self._orders}.{number}.{rank}") as file:
+                    found.append(int(file.read()))
+        return found
 
     def start(self, number: int) -> int | None:
         """The step at which all ranks begin an order, if rank 0 has set one."""

@@ -34,7 +34,13 @@ from nostall.attach.program.changing.settings import (
 )
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.kernels import Kernels, NativeKernels
-from nostall.attach.program.machine import cpu_name, driver_version, rank, transformers_version
+from nostall.attach.program.machine import (
+    cpu_name,
+    driver_version,
+    local_world,
+    rank,
+    transformers_version,
+)
 from nostall.attach.program.roots import (
     MAX_CALLS,
     MAX_GRADIENTS,
@@ -331,6 +337,8 @@ class Session:
         torch = sys.modules["torch"]
         on_gpu = bool(torch.cuda.is_available() and torch.cuda.is_initialized())
         number, world = rank()
+        if world > local_world(world):
+            raise ValueError(f"{world} ranks on several hosts; start it with all ranks on one host")
         self._sync()  # else the host's clock is ahead of the device
         seconds = _clock() - self._watch_began
         counts = Counter(key for key, _, _ in kept).most_common(1)[0][0]
@@ -405,11 +413,15 @@ class Session:
         """Whether the order begins here; all ranks of a job begin at one step."""
         if not order["agree"]:
             return True
-        start = self.channel.start(order["number"])
-        if start is None and rank()[0] == 0:
-            # Gradients are reduced in each step, so no rank is more than one step ahead.
-            start = self.steps + 3
-            self.channel.agree(order["number"], start)
+        # Collectives of this step have then run, so that no rank is more than a step ahead.
+        self._sync()
+        number, (own, world) = order["number"], rank()
+        start = self.channel.start(number)
+        if start is None:
+            self.channel.note_seen(number, own, self.steps)
+            if own == 0 and len(seen := self.channel.seen(number, world)) == world:
+                start = max(seen) + 3
+                self.channel.agree(number, start)
         return start is not None and self.steps >= start
 
     def _start(self, order: Mapping[str, Any], now: float) -> None:
