@@ -10,12 +10,15 @@ from typing import Any
 
 from nostall.attach.program.changes import GRAPHS as REDUCED
 from nostall.attach.program.changes import MARKED
+from nostall.attach.program.changing.loader import KIND as LOADER
 from nostall.attach.program.kernels import MAX_KERNELS
 
 NO_GAIN = 1.05
 """Below this bound of all levels together, nothing is tried."""
 MAX_BUSY = 1.1
 """Work of a traced step over the time of a watched one above which they are not comparable."""
+MUCH_LOADING, MOST_WORKERS = 0.05, 4
+"""Share of a step in a loader without workers from which some are tried, and their number."""
 MIN_IDLE = 0.05
 """Share of a step in which the device does nothing from which CUDA graphs are tried."""
 MIN_STEPS = 10
@@ -171,7 +174,7 @@ def diagnose(facts: Facts) -> list[Level]:
     levels = [
         *_generation_levels(facts), *_compile_levels(facts), *_optimizer_levels(facts),
         *_loss_levels(facts), *_layout_levels(facts), *_attention_levels(facts),
-        *_memory_levels(facts),
+        *_memory_levels(facts), *_loader_levels(facts),
     ]  # fmt: skip
     levels.sort(key=lambda level: level.name == NOSTALL)  # it takes longest
     levels += _kernel_levels(facts)  # of the launches that compiled graphs leave
@@ -218,6 +221,7 @@ _PARTS = {
     "loss": ("backward",),
     "attention": ("forward", "backward"),
     "allocator": ("forward", "backward", "optimizer"),
+    LOADER: ("loader",),
 }
 """Parts of a step that a kind of change may touch."""
 
@@ -432,6 +436,29 @@ def _memory_levels(facts: Facts) -> list[Level]:
     return [level]
 
 
+def _loader_levels(facts: Facts) -> list[Level]:
+    """Workers for a loader that has none and takes much of a step."""
+    loader, share = facts.raw["loader"], facts.share("loader")
+    # Recordings of earlier versions do not tell the kind of a data set.
+    if share < MUCH_LOADING or loader.get("workers", 1) or loader.get("iterable", True):
+        return []
+    if (world := facts.raw["world"]) > 1:
+        reason = f"not tried with {world} ranks"
+        return [Level("loader workers", "loader", share, None, reason)]
+    cuda, processors = facts.raw["cuda"], facts.raw.get("processors", 1)
+    workers = max(2, min(MOST_WORKERS, processors // 2))
+    pinned = ", pin_memory=True" if cuda else ""
+    level = _level(
+        facts, "loader workers", LOADER, f"workers={workers}" + (",pinned" if cuda else ""),
+        expected="not measured", result_class="bit-equal, or other random numbers", minutes=2.0,
+        line=f"DataLoader(..., num_workers={workers}, persistent_workers=True{pinned})"
+        + ("  # and batch.to(device, non_blocking=True)" if cuda else ""),
+    )  # fmt: skip
+    if cuda:  # which works while the host reads
+        level = replace(level, share=share, bound=None, reason="no bound: the GPU works meanwhile")
+    return [level]
+
+
 def _optimizer_levels(facts: Facts) -> list[Level]:
     names = ", ".join(sorted(set(facts.raw["optimizers"]))) or "no optimiser"
     classes = {"fused": "within rounding", "foreach": "bit-equal", "captured": "within rounding"}
@@ -457,7 +484,7 @@ def _unusable(level: Level, reason: str) -> Level:
 def _advice(facts: Facts) -> list[Level]:
     """What nostall does not try in this version."""
     advice = []
-    if (share := facts.share("loader")) > 0.02:
+    if (share := facts.share("loader")) > 0.02 and not _loader_levels(facts):
         loader = facts.raw["loader"]
         have = f"num_workers={loader.get('workers', 0)}, pin_memory={loader.get('pinned', False)}"
         more = "more workers, or less work a sample" if loader.get("workers") else "num_workers=2"

@@ -56,9 +56,9 @@ class Channel:
         """The steps after which ranks have seen an order, of those that have."""
         found = []
         for rank in range(world):
-            with contextlib.suppress(OSError, ValueError):  # not there, or not yet written
-                with open(f"{self._orders}.{number}.{rank}") as file:
-                    found.append(int(file.read()))
+            name = f"{self._orders}.{number}.{rank}"
+            with contextlib.suppress(OSError, ValueError), open(name) as file:  # not yet written
+                found.append(int(file.read()))
         return found
 
     def start(self, number: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import sys
 import threading
@@ -351,6 +352,7 @@ class Session:
             "torch": torch.__version__,
             "transformers": transformers_version() if self._generates else None,
             "threads": torch.get_num_threads(),
+            "processors": len(os.sched_getaffinity(0)),
             "steps": [(key, seconds) for key, seconds, _ in kept],
             "mean_seconds": seconds / len(kept),
             "calls": self._count_calls(counts),
@@ -370,7 +372,7 @@ class Session:
             "generates": self._generates,
             "kernels": self.kernels.facts(len(kept)),
             "obstacle": self.switch_obstacle,
-            "loader": self.segments.loaders,
+            "loader": {**self.segments.loaders, "batches": self.segments.batches},
             "attention": self.attention.facts(),
             "driver_calls": driver_calls() - self._driver_calls,
             "not_expandable": why_not_expandable(),
