@@ -80,6 +80,9 @@ class Channel:
             os.kill(self.director, 0)
         except ProcessLookupError:
             return True
+        with contextlib.suppress(OSError), open(f"/proc/{self.director}/stat") as file:
+            if file.read().rpartition(")")[2].split()[:1] == ["Z"]:  # its parent has not noticed
+                return True
         return not os.path.isdir(self.folder)  # noqa: PTH112
 
     def remove(self) -> None:

@@ -95,6 +95,8 @@ class Session:
         self.switches: list[Switch] = []
         self.switch_obstacle = "no step has ended"
         self.changes: dict[str, Change] = {}
+        self._kept: set[str] = set()
+        """Names of changes on top of which others were measured."""
         self.steps = self.optimizer_steps = 0
         self._calls: list[Any] = []
         self._keys: dict[Any, int] = {}
@@ -398,6 +400,7 @@ class Session:
         elif now - self._looked > ABANDONED_SECONDS:
             self._looked = now
             if self.channel.is_abandoned():
+                self._forget_kernels()
                 self._give_up("nostall optimize has ended; the program runs on as it was")
                 self._ended = True
                 self.channel.remove()
@@ -410,6 +413,13 @@ class Session:
             return
         self._order, self._current = None, order
         self._start(order, now)
+
+    def _forget_kernels(self) -> None:
+        """Binaries that were not in the kept part of a comparison are not proven."""
+        for name, change in self.changes.items():
+            if isinstance(change, NativeKernels) and name not in self._kept:
+                with contextlib.suppress(Exception):  # of the store; the program runs on
+                    change.forget()
 
     def _is_time(self, order: Mapping[str, Any]) -> bool:
         """Whether the order begins here; all ranks of a job begin at one step."""
@@ -448,6 +458,7 @@ class Session:
             warmed = [self.changes[name] for name in order["arm"]]
             self._phase = Warming(order, _clock, lambda: all(c.is_settled() for c in warmed))
         elif what == "blocks":
+            self._kept |= set(order["arms"][0])
             self._phase = Schedule(
                 order, apply=self._apply, sync=self._sync, now=_clock, emit=self._emit_answer
             )
