@@ -80,8 +80,10 @@ class Applied(Session):
         print(f"nostall: the bundle is not applied: {reason}{more}", file=sys.stderr)
 
     def at_exit(self) -> None:
-        """Say that nothing was changed, in the program itself and not in its workers."""
-        if not self.is_done and "torch" in sys.modules and parent_process() is None:
+        """Say that nothing was changed, in the program itself, not in its workers or torchrun."""
+        is_launcher = "torch.distributed.run" in sys.modules
+        is_other = is_launcher or parent_process() is not None
+        if not self.is_done and "torch" in sys.modules and not is_other:
             reason = "no step has ended"
             if self.other_step:
                 wanted = self.settings.get("step_is") or "steps of the optimisers"
