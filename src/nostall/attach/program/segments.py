@@ -6,13 +6,10 @@ removed once enough steps were seen.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from collections.abc import Callable
 from typing import Any
-
-from nostall.attach.program.shadow import map_tensors
 
 PARTS = ("forward", "backward", "optimizer", "loader")
 BATCHES = 4
@@ -22,8 +19,11 @@ BATCHES = 4
 class Segments:
     """Seconds of each part since the last :meth:`take`."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now = now
+    def __init__(
+        self, now: Callable[[], float], sum_of: Callable[[Any], float] = lambda _: 0.0
+    ) -> None:
+        """``sum_of``: a number that tells batches apart."""
+        self.now, self._sum_of = now, sum_of
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.loaders: dict[str, Any] = {}
         """Workers, pinned memory and kind of the loader that was read last."""
@@ -119,7 +119,7 @@ class Segments:
             }  # fmt: skip
             batch = following(loader)
             if len(self.batches) < BATCHES:
-                self.batches.append(_sum(batch))
+                self.batches.append(self._sum_of(batch))
             return batch
 
         iterator.__next__ = self.timed("loader", noted)
@@ -130,11 +130,3 @@ class Segments:
         for removal in self._removals:
             removal()
         self._removals.clear()
-
-
-def _sum(batch: Any) -> float:
-    """A number that tells two batches apart."""
-    found: list[Any] = []
-    with contextlib.suppress(Exception):  # any error of a user's class
-        map_tensors(batch, found.append)
-    return float(sum(float(t.double().sum()) * (at + 1) for at, t in enumerate(found)))

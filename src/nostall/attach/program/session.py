@@ -26,6 +26,7 @@ from nostall.attach.program.changes import (
 )
 from nostall.attach.program.changing.captured import CapturedOptimizer
 from nostall.attach.program.changing.generation import GenerateCall, can_be_static, generated
+from nostall.attach.program.changing.loader import sum_of
 from nostall.attach.program.changing.losses import CompiledLoss, Losses
 from nostall.attach.program.changing.settings import (
     AttentionCalls,
@@ -87,7 +88,7 @@ class Session:
         self.settings = settings
         self.channel = Channel(settings["folder"], settings["director"])
         self.borders = Borders()
-        self.segments = Segments(_clock)
+        self.segments = Segments(_clock, sum_of)
         self.kernels = Kernels()
         self.losses = Losses(lambda: not self.segments.is_inside)
         self.attention = AttentionCalls()

@@ -5,6 +5,7 @@ They are set when a loader is made, so that each try is a start of the program.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -96,3 +97,11 @@ class Loaders:
             return copy(own, *args, **options)
 
         return copied
+
+
+def sum_of(batch: Any) -> float:
+    """A number that tells two batches apart."""
+    found: list[Any] = []
+    with contextlib.suppress(Exception):  # any error of a user's class
+        map_tensors(batch, found.append)
+    return float(sum(float(t.double().sum()) * (at + 1) for at, t in enumerate(found)))
