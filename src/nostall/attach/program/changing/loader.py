@@ -87,11 +87,11 @@ class Loaders:
             setattr(tensor, _MARK, tensor._version)
 
     def _copied(self, copy: Any) -> Any:
-        is_compiling = sys.modules["torch"].compiler.is_compiling
+        torch = sys.modules["torch"]  # which can be partly imported here
 
         @functools.wraps(copy)
         def copied(own: Any, *args: Any, **options: Any) -> Any:
-            is_batch = not is_compiling() and self.pinned and hasattr(own, _MARK)
+            is_batch = not torch.compiler.is_compiling() and self.pinned and hasattr(own, _MARK)
             if is_batch and not any(isinstance(value, bool) for value in args):
                 options.setdefault("non_blocking", True)
             return copy(own, *args, **options)

@@ -77,10 +77,11 @@ class AttentionCalls:
         if self._removal is not None:
             return
         original = getattr(module, NAME)
+        is_compiling = sys.modules["torch"].compiler.is_compiling
 
         @functools.wraps(original)
         def noted(query: Any, *args: Any, **kwargs: Any) -> Any:
-            if query.is_cuda:
+            if not is_compiling() and query.is_cuda:
                 mask = args[2] if len(args) > 2 else kwargs.get("attn_mask")
                 self.calls += 1
                 self.is_half |= query.element_size() == 2
