@@ -510,3 +510,16 @@ def bound_over(gain: float, bound: float | None) -> float | None:
     """
     left = 0.0 if bound is None else 1 - gain * (1 - 1 / bound)
     return 1 / left if left > 0 else None
+
+
+def with_bound(level: Level, found: Level | None) -> Level:
+    """The level with share, bound and reason of ``found``."""
+    if found is None or not level.change or level.bound is not None:
+        return level
+    return replace(level, share=found.share, bound=found.bound, reason=found.reason)
+
+
+def as_planned(levels: Sequence[Level], plan: Mapping[str, float]) -> list[Level]:
+    """The levels of ``plan``, in its order and with its minutes: another version tried these."""
+    known = {level.name: level for level in levels}
+    return [replace(known[n], minutes=minutes) for n, minutes in plan.items() if n in known]

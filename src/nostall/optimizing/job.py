@@ -25,9 +25,11 @@ from nostall.optimizing.diagnosis import (
     SEARCH_SHARE,
     Facts,
     Level,
+    as_planned,
     bound_over,
     certificate,
     diagnose,
+    with_bound,
 )  # fmt: skip
 from nostall.optimizing.earlier import Earlier, command_files
 from nostall.optimizing.ending import (
@@ -328,7 +330,7 @@ class _Job:
         if self.options.allow_numerics:
             self.result.levels = with_numerics(self.result.levels, self.facts)
         if self.plan:
-            self.result.levels = _as_planned(self.result.levels, self.plan)
+            self.result.levels = as_planned(self.result.levels, self.plan)
         self.result.certificate = certificate(self.facts, self.result.levels)
         if self.options.dry_run or self.result.certificate:
             return
@@ -370,7 +372,7 @@ class _Job:
         known = {**raw, "trace": trace, "mean_seconds": self.step_seconds}
         found = {level.name: level for level in diagnose(Facts(known)) if level.change}
         result.facts = Facts({**raw, "trace": trace})
-        result.levels = [_with_bound(level, found.get(level.name)) for level in result.levels]
+        result.levels = [with_bound(level, found.get(level.name)) for level in result.levels]
         gain = 1.0
         for attempt in result.kept:
             c = attempt.proof and attempt.proof.comparison
@@ -576,19 +578,6 @@ class _Job:
             ]  # fmt: skip
         self.result.attempts.append(attempt)
         self.save(self.result)
-
-
-def _with_bound(level: Level, found: Level | None) -> Level:
-    """The level with share, bound and reason of ``found``."""
-    if found is None or not level.change or level.bound is not None:
-        return level
-    return replace(level, share=found.share, bound=found.bound, reason=found.reason)
-
-
-def _as_planned(levels: Sequence[Level], plan: Mapping[str, float]) -> list[Level]:
-    """The levels of ``plan``, in its order and with its minutes: another version tried these."""
-    known = {level.name: level for level in levels}
-    return [replace(known[n], minutes=minutes) for n, minutes in plan.items() if n in known]
 
 
 def _confirm(program: Recorder | Replayed, options: Options, say: Say, result: Result) -> None:
