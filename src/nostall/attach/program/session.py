@@ -285,6 +285,9 @@ class Session:
             switch.eager = switch.root._call_impl
         if self.switches and not any(isinstance(part, tuple) for key in self._keys for part in key):
             self.switch_obstacle = "the modules are not called as module(...), only by a method"
+        if (world := rank()[1]) > local_world(world):
+            self._give_up(f"{world} ranks run on several hosts; start all of them on one host")
+            return
         self._facts_known = self._facts(kept)
         if not self.losses.largest:
             self.losses.settle()
@@ -341,8 +344,6 @@ class Session:
         torch = sys.modules["torch"]
         on_gpu = bool(torch.cuda.is_available() and torch.cuda.is_initialized())
         number, world = rank()
-        if world > local_world(world):
-            raise ValueError(f"{world} ranks on several hosts; start it with all ranks on one host")
         self._sync()  # else the host's clock is ahead of the device
         seconds = _clock() - self._watch_began
         counts = Counter(key for key, _, _ in kept).most_common(1)[0][0]
