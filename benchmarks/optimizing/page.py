@@ -117,8 +117,12 @@ def _engines() -> Iterator[tuple[str, ...]]:
     """Workloads of vLLM and what was tried on each."""
     rows = load(VLLM)["programs"] if VLLM.exists() else {}
     for name, row in rows.items():
-        for attempt in row["optimize"].get("attempts", []):
+        attempts = row["optimize"].get("attempts", [])
+        for attempt in attempts:
             yield f"`{name}`", attempt["change"]["name"], attempt["outcome"], attempt["reason"]
+        if not attempts:
+            seconds = row["optimize"]["seconds"]
+            yield f"`{name}`", "–", "not measured", f"no change was compared in {seconds:.0f} s"
 
 
 def _shown(ratio: Ratio | None) -> str:

@@ -17,6 +17,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from nostall import __version__
 from nostall.attach.program.changes import GRAPHS, MARKED
+from nostall.attach.program.changing.loader import KIND as LOADER
+from nostall.attach.program.changing.loader import VALUE
 from nostall.attach.program.machine import CPU, cpu_name
 from nostall.attach.program.start import VARIABLE
 from nostall.core.errors import BadInput, MissingPart
@@ -40,9 +42,12 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "compile": ("inductor", GRAPHS, MARKED, "nostall"),
     "optimizer": ("fused", "foreach", "captured"),
     "memory_format": ("channels_last",), "matmul_precision": ("high",), "generation": ("static",),
-    "native": ("store",), "loss": ("inductor",), KIND: ("argument=value",),
+    "native": ("store",), "loss": ("inductor",), "attention": ("cudnn", "flash"),
+    "allocator": ("expandable_segments",), LOADER: ("workers=N", "workers=N,pinned"),
+    KIND: ("argument=value",),
 }  # fmt: skip
-"""Values of each kind of change; of engines only their form."""
+"""Values of each kind of change; of engines and loaders only their form."""
+FORMS = {KIND: ARGUMENT, LOADER: VALUE}
 
 
 class BundledChange(StrictModel):
@@ -58,6 +63,9 @@ class BundledChange(StrictModel):
         "native",
         "engine",
         "loss",
+        "attention",
+        "allocator",
+        "loader",
     ]
     value: str
     """One of :data:`VALUES`."""
@@ -70,8 +78,8 @@ class BundledChange(StrictModel):
 
     @model_validator(mode="after")
     def _check_value(self) -> BundledChange:
-        is_known = self.value in VALUES[self.kind]
-        if not (ARGUMENT.fullmatch(self.value) if self.kind == KIND else is_known):
+        form, is_known = FORMS.get(self.kind), self.value in VALUES[self.kind]
+        if not (form.fullmatch(self.value) if form is not None else is_known):
             raise ValueError(
                 f"{self.value[:40]!r} is no value of {self.kind!r}; those are "
                 f"{', '.join(VALUES[self.kind])}"
@@ -280,6 +288,9 @@ def bundle_environment(
         "identity": bundle.identity.model_dump(),
         "changes": [c.model_dump(include=_GIVEN) for c in bundle.changes],
     }
+    for change in bundle.changes:
+        if change.kind == LOADER:
+            settings[LOADER] = change.value
     if engine := [change for change in bundle.changes if change.kind == KIND]:
         settings["engine"] = {"arguments": dict(argument(change.value) for change in engine),
                               "applied": [change.name for change in engine],

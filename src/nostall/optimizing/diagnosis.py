@@ -10,12 +10,15 @@ from typing import Any
 
 from nostall.attach.program.changes import GRAPHS as REDUCED
 from nostall.attach.program.changes import MARKED
+from nostall.attach.program.changing.loader import KIND as LOADER
 from nostall.attach.program.kernels import MAX_KERNELS
 
 NO_GAIN = 1.05
 """Below this bound of all levels together, nothing is tried."""
 MAX_BUSY = 1.1
 """Work of a traced step over the time of a watched one above which they are not comparable."""
+MUCH_LOADING, MOST_WORKERS = 0.05, 4
+"""Share of a step in a loader without workers from which some are tried, and their number."""
 MIN_IDLE = 0.05
 """Share of a step in which the device does nothing from which CUDA graphs are tried."""
 MIN_STEPS = 10
@@ -31,6 +34,7 @@ NOSTALL = "back end nostall"
 LOSS = "compiled loss"
 NATIVE = "native kernels"
 COMPILE = "torch.compile"
+SEGMENTS = "expandable segments"
 INCLUDED = {GRAPHS: (COMPILE,), STATIC: (COMPILE, GRAPHS, NOSTALL)}
 """What needs no attempt where another change is kept: graphs are of compiled code, and with a
 static cache transformers compiles the steps of its ``generate``."""
@@ -169,7 +173,8 @@ def diagnose(facts: Facts) -> list[Level]:
     """The levels of a program: those to try in their order, then advice."""
     levels = [
         *_generation_levels(facts), *_compile_levels(facts), *_optimizer_levels(facts),
-        *_loss_levels(facts), *_layout_levels(facts),
+        *_loss_levels(facts), *_layout_levels(facts), *_attention_levels(facts),
+        *_memory_levels(facts), *_loader_levels(facts),
     ]  # fmt: skip
     levels.sort(key=lambda level: level.name == NOSTALL)  # it takes longest
     levels += _kernel_levels(facts)  # of the launches that compiled graphs leave
@@ -214,6 +219,9 @@ _PARTS = {
     "memory_format": ("forward", "backward", "optimizer"),
     "generation": ("forward",),
     "loss": ("backward",),
+    "attention": ("forward", "backward"),
+    "allocator": ("forward", "backward", "optimizer"),
+    LOADER: ("loader",),
 }
 """Parts of a step that a kind of change may touch."""
 
@@ -388,6 +396,69 @@ def _loss_levels(facts: Facts) -> list[Level]:
     return [_unusable(level, reason) if (reason := _kept_graph(facts)) else level]
 
 
+def _attention_levels(facts: Facts) -> list[Level]:
+    """Another back end of PyTorch's attention, where two can compute the program's calls."""
+    attention = facts.raw.get("attention") or {"calls": 0}  # recordings of earlier versions lack it
+    if not attention["calls"]:
+        return []
+    value = "flash" if attention["first"] == "CUDNN_ATTENTION" else "cudnn"
+    name = {"cudnn": "cuDNN", "flash": "flash"}[value] + " attention"
+    level = _level(
+        facts, name, "attention", value, minutes=0.3, expected="not measured",
+        result_class="within rounding",
+        line=f"with sdpa_kernel([SDPBackend.{value.upper()}_ATTENTION, ...], set_priority=True): "
+        "train()  # of torch.nn.attention",
+    )  # fmt: skip
+    # A bound of a change of products is not known: they are what a trace says must remain.
+    level = replace(level, touches="attention", share=None, bound=None, reason="no bound is known")
+    if not attention["half"]:
+        return [_unusable(level, "attention in float32, which only one back end computes")]
+    if attention["masked"] and value == "flash":
+        return [_unusable(level, "its calls have masks, which flash attention lacks")]
+    return [level]
+
+
+def _memory_levels(facts: Facts) -> list[Level]:
+    """Memory in segments that grow, where the allocator asks the driver during steps."""
+    if not facts.raw["cuda"] or "driver_calls" not in facts.raw:  # of earlier versions
+        return []
+    count = facts.raw["driver_calls"]
+    level = Level(
+        SEGMENTS, f"{count} calls of the driver for memory", None, None, "no bound is known",
+        expected="not measured", result_class="bit-equal", minutes=0.3,
+        change={"name": SEGMENTS, "kind": "allocator", "value": "expandable_segments"},
+        line="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True  # in the environment",
+    )  # fmt: skip
+    if reason := facts.raw["not_expandable"]:
+        return [_unusable(level, reason)]
+    if not count:
+        return [_unusable(level, "its watched steps take all memory from PyTorch's cache")]
+    return [level]
+
+
+def _loader_levels(facts: Facts) -> list[Level]:
+    """Workers for a loader that has none and takes much of a step."""
+    loader, share = facts.raw["loader"], facts.share("loader")
+    # Recordings of earlier versions do not tell the kind of a data set.
+    if share < MUCH_LOADING or loader.get("workers", 1) or loader.get("iterable", True):
+        return []
+    if (world := facts.raw["world"]) > 1:
+        reason = f"not tried with {world} ranks"
+        return [Level("loader workers", "loader", share, None, reason)]
+    cuda, processors = facts.raw["cuda"], facts.raw.get("processors", 1)
+    workers = max(2, min(MOST_WORKERS, processors // 2))
+    pinned = ", pin_memory=True" if cuda else ""
+    level = _level(
+        facts, "loader workers", LOADER, f"workers={workers}" + (",pinned" if cuda else ""),
+        expected="not measured", result_class="bit-equal, or other random numbers", minutes=2.0,
+        line=f"DataLoader(..., num_workers={workers}, persistent_workers=True{pinned})"
+        + ("  # and batch.to(device, non_blocking=True)" if cuda else ""),
+    )  # fmt: skip
+    if cuda:  # which works while the host reads
+        level = replace(level, share=share, bound=None, reason="no bound: the GPU works meanwhile")
+    return [level]
+
+
 def _optimizer_levels(facts: Facts) -> list[Level]:
     names = ", ".join(sorted(set(facts.raw["optimizers"]))) or "no optimiser"
     classes = {"fused": "within rounding", "foreach": "bit-equal", "captured": "within rounding"}
@@ -413,7 +484,7 @@ def _unusable(level: Level, reason: str) -> Level:
 def _advice(facts: Facts) -> list[Level]:
     """What nostall does not try in this version."""
     advice = []
-    if (share := facts.share("loader")) > 0.02:
+    if (share := facts.share("loader")) > 0.02 and not _loader_levels(facts):
         loader = facts.raw["loader"]
         have = f"num_workers={loader.get('workers', 0)}, pin_memory={loader.get('pinned', False)}"
         more = "more workers, or less work a sample" if loader.get("workers") else "num_workers=2"
@@ -439,3 +510,16 @@ def bound_over(gain: float, bound: float | None) -> float | None:
     """
     left = 0.0 if bound is None else 1 - gain * (1 - 1 / bound)
     return 1 / left if left > 0 else None
+
+
+def with_bound(level: Level, found: Level | None) -> Level:
+    """The level with share, bound and reason of ``found``."""
+    if found is None or not level.change or level.bound is not None:
+        return level
+    return replace(level, share=found.share, bound=found.bound, reason=found.reason)
+
+
+def as_planned(levels: Sequence[Level], plan: Mapping[str, float]) -> list[Level]:
+    """The levels of ``plan``, in its order and with its minutes: another version tried these."""
+    known = {level.name: level for level in levels}
+    return [replace(known[n], minutes=minutes) for n, minutes in plan.items() if n in known]

@@ -10,16 +10,16 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nostall.attach.program.shadow import CLASSES, SMALL, SUMMED
-from nostall.core.measurement import Comparison
 from nostall.optimizing.diagnosis import Facts, Level
-from nostall.optimizing.program import SCRATCH, Event, ProgramEnded, TimeIsUp
-from nostall.optimizing.proof import Proof
+from nostall.optimizing.program import Event, ProgramEnded, TimeIsUp
+from nostall.optimizing.proof import Proof, prove_starts
 from nostall.optimizing.result import Attempt, Result, interval
+from nostall.optimizing.starts import obstacle
 
 if TYPE_CHECKING:
     from nostall.optimizing.job import Options, Say
@@ -214,14 +214,9 @@ class EngineJob:
         has_changes = any(level.change for level in self.result.levels)
         if self.first["problem"]:
             return str(self.first["problem"])
-        if has_changes and self.options.run_to_end:
-            return "engine arguments need new starts, and with --run-to-end the first one goes on"
-        may_start = self.options.again or any(SCRATCH in word for word in self.result.command)
-        if has_changes and self.result.files and not may_start:
-            return (
-                f"engine arguments need new starts, and the program writes files, such as "
-                f"{self.result.files[0]}: give --again, or {SCRATCH} in the command"
-            )
+        reason = obstacle(self.options, self.result.command, self.result.files)
+        if has_changes and reason:
+            return f"engine arguments need new starts, and {reason}"
         return ""
 
     @property
@@ -297,22 +292,14 @@ class EngineJob:
     def _prove(self, base: Arm, arm: Arm, starts: int) -> Proof:
         """Compare the last starts of two arms."""
         originals, changed = ([_samples(e) for e in self.runs[a][-starts:]] for a in (base, arm))
-        again = [*originals[1:], originals[0]] if starts > 1 else [originals[0][::-1]]
-        comparison = Comparison.from_samples(
-            *([*chain(*samples)] for samples in (originals, changed, again)), kind="measured",
-            seed=self.options.seed, loads=starts,
-        )  # fmt: skip
+        proof = prove_starts(originals, changed, self.options.seed)
         calls = [median(s for e in self.runs[a][-starts:] for s, _ in e["samples"])
                  for a in (base, arm)]  # fmt: skip
-        slowest, fastest = max(map(median, changed)), min(map(median, originals))
         tokens = [median(t for e in self.runs[a] for _, t in e["samples"]) for a in (base, arm)]
-        refusal = ""
+        refusal = proof.refusal
         if abs(tokens[1] / tokens[0] - 1) > OTHER_TOKENS:
             refusal = f"it generates {tokens[1]:.0f} tokens in a call, the original {tokens[0]:.0f}"
-        elif starts > 1 and comparison.ratio > 1 and slowest >= fastest:
-            refusal = "a start with it is as slow as one without"
-        pairs = sum(map(len, changed))
-        return Proof(comparison, refusal, pairs, (calls[0], calls[1]))
+        return replace(proof, refusal=refusal, seconds=(calls[0], calls[1]))
 
     def _outcome(self, proof: Proof) -> tuple[Any, str]:
         comparison = proof.comparison

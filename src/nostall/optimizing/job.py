@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,11 @@ from nostall.optimizing.diagnosis import (
     SEARCH_SHARE,
     Facts,
     Level,
+    as_planned,
     bound_over,
     certificate,
     diagnose,
+    with_bound,
 )  # fmt: skip
 from nostall.optimizing.earlier import Earlier, command_files
 from nostall.optimizing.ending import (
@@ -58,16 +60,22 @@ from nostall.optimizing.recording import (
     Replayed,
     check_same,
 )  # fmt: skip
-from nostall.optimizing.result import Attempt, Result, interval, one_after_the_other
+from nostall.optimizing.result import (
+    Attempt,
+    Result,
+    gains,
+    interval,
+    is_clear,
+    one_after_the_other,
+    outcome_of,
+    same_place,
+)
+from nostall.optimizing.starts import Open, Starts, needs_start, obstacle
 
 BLOCK_SECONDS = 0.25
 MIN_ROUNDS, MAX_ROUNDS = 8, 16
-CLEAR = 1.05
-"""Times the null's upper end from which the first rounds of blocks decide for a change."""
 LAUNCH_BOUND = 1.3
 """Gain of CUDA graphs from which launches took much of a step."""
-SMALL_GAIN = 1.01
-"""Upper end of an interval below which the first rounds of blocks decide against a change."""
 MAX_BLOCK_STEPS = 200
 WARM_SECONDS, WARM_STEPS = 180.0, 400
 TRACE_SECONDS = 30.0
@@ -145,7 +153,7 @@ def optimize(
         job = _Job(_recorded(program, starts), options, say, result)
         job.save, job.earlier = save, earlier
         job.files = lambda: written_files(program, own)
-        job.start = partial(_start, program, command, options, starts)
+        job.open = partial(_opened, program, command, options, starts)
         try:
             try:
                 job.run()
@@ -164,7 +172,7 @@ def optimize(
         note_end(program, result)
     _settle(result)
     is_again = options.again or any(SCRATCH in word for word in command)
-    if result.kept and is_again and not _has_engine(result):
+    if is_again and _in_program(result):
         say("second start")
         with Program(command, options.settings, options.quiet_output) as program:
             _confirm(_recorded(program, starts), options, say, result)
@@ -173,21 +181,26 @@ def optimize(
     return result
 
 
-def _has_engine(result: Result) -> bool:
-    return result.facts is not None and "engine" in result.facts.raw
+def _in_program(result: Result) -> bool:
+    """Whether changes are kept that were measured in one start."""
+    has_engine = result.facts is not None and "engine" in result.facts.raw
+    return not has_engine and bool(result.kept) and not any(map(needs_start, _kept(result)))
 
 
-def _start(
+def _kept(result: Result) -> list[Level]:
+    return [attempt.level for attempt in result.kept]
+
+
+@contextmanager
+def _opened(
     first: Program, command: Sequence[str], options: Options, starts: list[list[Entry]],
-    settings: Mapping[str, Any], until: float,
-) -> Event:  # fmt: skip
-    """What a new start shows with other settings of its engines; ``first`` leaves the GPU to it."""
+    settings: Mapping[str, Any],
+) -> Iterator[Recorder]:  # fmt: skip
+    """A new start with other settings; ``first`` leaves the GPU to it."""
     first.end(exits=True)
-    given = {**options.settings, "engine": settings}
-    with Program(command, given, options.quiet_output) as program:
-        event = _recorded(program, starts).wait_watched(until, settings)
+    with Program(command, {**options.settings, **settings}, options.quiet_output) as program:
+        yield _recorded(program, starts)
         program.end(exits=True)
-    return event
 
 
 def replay(recording: Recording, say: Say) -> Result:
@@ -210,7 +223,7 @@ def replay(recording: Recording, say: Say) -> Result:
         levels = recording.result["levels"]
         job.plan = {level["name"]: level["minutes"] for level in levels}
         later = iter(others)
-        job.start = lambda settings, until: next(later, Replayed(())).wait_watched(until, settings)
+        job.open = lambda settings: nullcontext(next(later, Replayed(())))
         try:
             job.run()
         except TimeIsUp:
@@ -219,7 +232,7 @@ def replay(recording: Recording, say: Say) -> Result:
         except (ProgramEnded, RecordingEnds):  # the recorded notes say why
             pass
         _settle(result)
-        for start in others[:1] if result.kept and not _has_engine(result) else ():
+        for start in islice(later, 1) if _in_program(result) else ():
             _confirm(start, options, say, result)
         for start in (first, *others):
             start.check_end()
@@ -273,8 +286,8 @@ class _Job:
         self.save: Callable[[Result], None] = lambda _: None
         self.earlier: Earlier | None = None
         self.files: Callable[[], list[str]] = lambda: result.files
-        self.start: Callable[[Mapping[str, Any], float], Event]
-        """Starts the program with settings of its engines; what it shows."""
+        self.open: Open
+        """Starts the program with other settings."""
         self.changes: list[Mapping[str, str]] = []
         self.plan: Mapping[str, float] = {}
         """Levels of a recorded run in their order, with the minutes that were expected."""
@@ -306,6 +319,7 @@ class _Job:
             self._bound_afterwards()
             raise
         self._bound_afterwards()
+        self._try_starts()
 
     def _stages(self) -> None:
         self.watch()
@@ -316,7 +330,7 @@ class _Job:
         if self.options.allow_numerics:
             self.result.levels = with_numerics(self.result.levels, self.facts)
         if self.plan:
-            self.result.levels = _as_planned(self.result.levels, self.plan)
+            self.result.levels = as_planned(self.result.levels, self.plan)
         self.result.certificate = certificate(self.facts, self.result.levels)
         if self.options.dry_run or self.result.certificate:
             return
@@ -328,7 +342,7 @@ class _Job:
             return
         self._take_earlier()
         for level in self.result.levels:
-            if level.change in self.changes:
+            if level.change in self.changes or needs_start(level):
                 continue
             if self._is_included(level) or (self.options.stored_only and level.name != NATIVE):
                 continue
@@ -358,7 +372,7 @@ class _Job:
         known = {**raw, "trace": trace, "mean_seconds": self.step_seconds}
         found = {level.name: level for level in diagnose(Facts(known)) if level.change}
         result.facts = Facts({**raw, "trace": trace})
-        result.levels = [_with_bound(level, found.get(level.name)) for level in result.levels]
+        result.levels = [with_bound(level, found.get(level.name)) for level in result.levels]
         gain = 1.0
         for attempt in result.kept:
             c = attempt.proof and attempt.proof.comparison
@@ -374,12 +388,39 @@ class _Job:
         """The stages of a program around vLLM."""
         self.result.files = self.files()
         engines = EngineJob(
-            self.facts, self.result, self.options, self.say, self.start, self.program.clock,
-            self.until,
+            self.facts, self.result, self.options, self.say, self._start_engine,
+            self.program.clock, self.until,
         )  # fmt: skip
         if not self.options.dry_run:
             self._take_earlier()
             engines.run(self.save)
+
+    def _start_engine(self, settings: Mapping[str, Any], until: float) -> Event:
+        """What a new start shows with other settings of its engines."""
+        with self.open({"engine": settings}) as program:
+            return program.wait_watched(until, settings)
+
+    def _try_starts(self) -> None:
+        """Attempts that need new starts, once the first one has shown all."""
+        levels = [level for level in self.result.levels if needs_start(level)]
+        tried = [level.change for level in levels if level.change in self.changes]
+        if tried or not levels or self.options.dry_run or self.options.stored_only:
+            return
+        if self.result.certificate or self.facts.never_repeats:
+            return
+        self.result.files = self.files()
+        if reason := obstacle(self.options, self.result.command, self.result.files):
+            self.result.notes.append(f"not tried: {levels[0].name}: it needs new starts; {reason}")
+            return
+        starts = Starts(
+            self.result, self.changes, self.step_seconds, self.options.seed, self.open, self.until
+        )
+        for level in levels:
+            if self._has_time(level):
+                self.say(f"{level.name}: starts with and without it take turns")
+                attempt = starts.attempt(level)
+                self._add(attempt)
+                self.say(f"{level.name}: {attempt.outcome}, {attempt.reason}")
 
     def _take_earlier(self) -> None:
         """Add the attempts of the earlier run; their gains hold where it was measured."""
@@ -395,7 +436,7 @@ class _Job:
 
     def _is_settled(self, level: Level) -> bool:
         """Whether an earlier attempt makes this one needless: they set the same option."""
-        same = any(_same_place(attempt.level, level) for attempt in self.result.kept)
+        same = any(same_place(attempt.level, level) for attempt in self.result.kept)
         return same and level.change is not None and level.change["kind"] == "optimizer"
 
     def _is_included(self, level: Level) -> bool:
@@ -406,7 +447,7 @@ class _Job:
             reason = ""
             if level.name in INCLUDED.get(kept.level.name, ()):
                 reason = f"{kept.level.name} includes it"
-            elif (level.name, kept.level.name) == (NOSTALL, GRAPHS) and _gains(kept, LAUNCH_BOUND):
+            elif (level.name, kept.level.name) == (NOSTALL, GRAPHS) and gains(kept, LAUNCH_BOUND):
                 reason = "it would replace CUDA graphs, with which launches no longer take the time"
             if reason:
                 self.result.notes.append(f"not tried: {level.name}, because {reason}")
@@ -447,7 +488,7 @@ class _Job:
         kernels = next((e["kernels"] for e in others if e["event"] == "kernels"), ())
         if done["refusal"]:
             return Attempt(level, "refused", done["refusal"], done["result_class"], kernels=kernels)
-        before = [a.level.name for a in self.result.kept if not _same_place(a.level, level)]
+        before = [a.level.name for a in self.result.kept if not same_place(a.level, level)]
         begin = self.program.clock()
         failures = self._warm([*before, level.name])
         warm = self.program.clock() - begin
@@ -455,7 +496,7 @@ class _Job:
             reason = f"it fails in a step: {failures[0]}"
             return Attempt(level, "refused", reason, done["result_class"], kernels=kernels)
         proof = self._compare(kept, [*before, level.name], bound)
-        outcome, reason = _outcome(proof)
+        outcome, reason = outcome_of(proof)
         reason += gain_of_kernels(kernels)
         return Attempt(level, outcome, reason, done["result_class"], proof, warm, kernels)
 
@@ -471,7 +512,7 @@ class _Job:
         self._warm(names)
         self.result.together = proof = self._compare([], names, None)
         if not proof.faster:
-            drop(self.result, f"together: {_outcome(proof)[1]}")
+            drop(self.result, f"together: {outcome_of(proof)[1]}")
 
     def prove_again(self, levels: Sequence[Level]) -> Proof:
         """In a second start: all of ``levels`` beside the original."""
@@ -503,8 +544,10 @@ class _Job:
                 each=self.facts.varied,
             )  # fmt: skip
             blocks += [event for event in events if event["event"] == "block"]
+            if failures := events[-1].get("failures"):  # of other ranks, too
+                blocks[-1] = {**blocks[-1], "failures": failures}
             proof = prove(blocks, each=self.facts.varied, bound=bound, seed=self.options.seed)
-            if _is_clear(proof):
+            if is_clear(proof):
                 break
         self.step_seconds = proof.seconds[0] or self.step_seconds
         if self.program.ranks_agree() and not self.program.ranks_agree(self.program.orders):
@@ -529,7 +572,7 @@ class _Job:
         """Add an attempt; a kept attempt replaces an earlier kept one of the same option."""
         if attempt.outcome == "kept":
             self.result.attempts = [
-                replace(a, outcome="replaced") if _same_place(a.level, attempt.level)
+                replace(a, outcome="replaced") if same_place(a.level, attempt.level)
                 and a.outcome == "kept" else a
                 for a in self.result.attempts
             ]  # fmt: skip
@@ -537,57 +580,14 @@ class _Job:
         self.save(self.result)
 
 
-def _with_bound(level: Level, found: Level | None) -> Level:
-    """The level with share, bound and reason of ``found``."""
-    if found is None or not level.change or level.bound is not None:
-        return level
-    return replace(level, share=found.share, bound=found.bound, reason=found.reason)
-
-
-def _as_planned(levels: Sequence[Level], plan: Mapping[str, float]) -> list[Level]:
-    """The levels of ``plan``, in its order and with its minutes: another version tried these."""
-    known = {level.name: level for level in levels}
-    return [replace(known[n], minutes=minutes) for n, minutes in plan.items() if n in known]
-
-
-def _gains(attempt: Attempt, least: float) -> bool:
-    """Whether the interval of a gain is above ``least``."""
-    comparison = attempt.proof.comparison if attempt.proof is not None else None
-    return comparison is not None and comparison.low > least
-
-
-def _same_place(one: Level, other: Level) -> bool:
-    """Whether two changes set the same option, as two back ends do."""
-    return bool(one.change and other.change and one.change["kind"] == other.change["kind"])
-
-
-def _is_clear(proof: Proof) -> bool:
-    """Whether more blocks would hardly change a verdict."""
-    c = proof.comparison
-    if c is None or proof.refusal:
-        return False
-    return c.low > CLEAR * max(1.0, c.null_high) or c.high < SMALL_GAIN
-
-
-def _outcome(proof: Proof) -> tuple[Any, str]:
-    if proof.refusal:
-        return "refused", proof.refusal
-    assert proof.comparison is not None
-    numbers = interval(proof.comparison)
-    if proof.faster:
-        return "kept", f"{numbers} times as fast"
-    null = f"null [{proof.comparison.null_low:.3f}, {proof.comparison.null_high:.3f}]"
-    return "dropped", f"not faster: {numbers}, {null}"
-
-
 def _confirm(program: Recorder | Replayed, options: Options, say: Say, result: Result) -> None:
     """Measure the kept changes in a second start of the program."""
     job = _Job(program, options, say, Result(result.command))
     try:
-        result.again = job.prove_again([attempt.level for attempt in result.kept])
+        result.again = job.prove_again(_kept(result))
     except (ProgramEnded, TimeIsUp, RecordingEnds, KeyboardInterrupt) as end:
         reason = str(end) or ("the time is up" if isinstance(end, TimeIsUp) else "interrupted")
         result.notes.append(f"the second start gave no answer: {reason}")
         return
     if not result.again.faster:
-        drop(result, f"second start: {_outcome(result.again)[1]}")
+        drop(result, f"second start: {outcome_of(result.again)[1]}")

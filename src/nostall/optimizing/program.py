@@ -125,6 +125,7 @@ class Program:
     def ask(self, until: float, **order: Any) -> list[Event]:
         """Give an order and wait for its end; returns its events of rank 0.
 
+        Failures and refusals are those of all ranks.
         Raises :class:`TimeIsUp` at ``until`` (of ``time.monotonic``), and :class:`ProgramEnded`.
         """
         number = self._send(order)
@@ -133,10 +134,20 @@ class Program:
             done = [e for e in answers if e["event"] == "done"]
             if {e["process"] for e in done} >= {self.pid} and len(done) >= self.world:
                 own = [e for e in answers if e["process"] == self.pid]
+                own[-1] = self._of_all_ranks(own[-1], done)
                 return [{**e, "trace": traced(e)} if "trace_file" in e else e for e in own]
             if time.monotonic() > until:
                 raise TimeIsUp
         raise AssertionError("the rounds end with an error")
+
+    def _of_all_ranks(self, own: Event, done: Sequence[Event]) -> Event:
+        """The last answer of rank 0 with what went wrong in others, whose data are others."""
+        others = [e for e in done if e["process"] != self.pid]
+        failures = [f for e in (own, *others) for f in e["failures"]]
+        refusals = [e["refusal"] for e in others if e.get("refusal")]
+        if own.get("refusal") or not refusals:
+            return {**own, "failures": failures}
+        return {**own, "failures": failures, "refusal": f"in another rank: {refusals[0]}"}
 
     def _rounds(self) -> Iterator[None]:
         """Rounds in which new events were read; :class:`ProgramEnded` ends them."""

@@ -6,7 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import median, quantiles
 from typing import Any
 
@@ -77,6 +77,27 @@ def prove(
     count = 1 if each else len(blocks[0]["steps"])
     seconds = median(samples[ORIGINAL]) / count, median(samples[CHANGED]) / count
     return Proof(comparison, _suspicion(blocks, comparison, bound), pairs, seconds)
+
+
+def prove_starts(
+    originals: Sequence[Sequence[float]], changed: Sequence[Sequence[float]], seed: int
+) -> Proof:
+    """Compare starts of a program, at least one each; of each start, seconds of some of its parts.
+
+    The null compares starts of the original; of a single one, its parts in turned order.
+    """
+    count = len(originals)
+    again = [*originals[1:], originals[0]] if count > 1 else [originals[0][::-1]]
+    comparison = Comparison.from_samples(
+        *([*chain(*samples)] for samples in (originals, changed, again)), kind="measured",
+        seed=seed, loads=count,
+    )  # fmt: skip
+    refusal = ""
+    slowest, fastest = max(map(median, changed)), min(map(median, originals))
+    if count > 1 and comparison.ratio > 1 and slowest >= fastest:
+        refusal = "a start with it is as slow as one without"
+    seconds = median(chain(*originals)), median(chain(*changed))
+    return Proof(comparison, refusal, sum(map(len, changed)), seconds)
 
 
 def _round_samples(blocks: Sequence[Mapping[str, Any]]) -> list[list[float]]:

@@ -13,6 +13,10 @@ from nostall.optimizing.diagnosis import Facts, Level
 from nostall.optimizing.proof import Proof
 
 SCHEMA = 1
+CLEAR = 1.05
+"""Times the null's upper end from which the first rounds of blocks decide for a change."""
+SMALL_GAIN = 1.01
+"""Upper end of an interval below which the first rounds of blocks decide against a change."""
 Outcome = Literal["kept", "replaced", "dropped", "refused"]
 
 
@@ -137,3 +141,33 @@ def drifts(comparison: Comparison) -> bool:
 def interval(comparison: Comparison) -> str:
     """A ratio and its 95 % interval."""
     return f"{comparison.ratio:.3f} [{comparison.low:.3f}, {comparison.high:.3f}]"
+
+
+def gains(attempt: Attempt, least: float) -> bool:
+    """Whether the interval of a gain is above ``least``."""
+    comparison = attempt.proof.comparison if attempt.proof is not None else None
+    return comparison is not None and comparison.low > least
+
+
+def same_place(one: Level, other: Level) -> bool:
+    """Whether two changes set the same option, as two back ends do."""
+    return bool(one.change and other.change and one.change["kind"] == other.change["kind"])
+
+
+def is_clear(proof: Proof) -> bool:
+    """Whether more blocks would hardly change a verdict."""
+    c = proof.comparison
+    if c is None or proof.refusal:
+        return False
+    return c.low > CLEAR * max(1.0, c.null_high) or c.high < SMALL_GAIN
+
+
+def outcome_of(proof: Proof) -> tuple[Any, str]:
+    if proof.refusal:
+        return "refused", proof.refusal
+    assert proof.comparison is not None
+    numbers = interval(proof.comparison)
+    if proof.faster:
+        return "kept", f"{numbers} times as fast"
+    null = f"null [{proof.comparison.null_low:.3f}, {proof.comparison.null_high:.3f}]"
+    return "dropped", f"not faster: {numbers}, {null}"

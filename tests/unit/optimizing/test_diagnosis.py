@@ -367,3 +367,32 @@ def test_ranks_have_no_bounds() -> None:
     assert set(bounds(found).values()) == {None} and not certificate(found, diagnose(found))
     reasons = {level.name: level.reason for level in diagnose(found)}
     assert "ranks wait for each other" in reasons["fused optimiser"]
+
+
+def test_a_loader_without_workers_gets_some_where_it_takes_time() -> None:
+    known = {"workers": 0, "pinned": False, "iterable": False}
+    found = {level.name: level for level in diagnose(facts(loader_share=0, processors=16))}
+    assert "input pipeline" in found  # recordings of earlier versions do not tell the kind
+    given = facts(loader=0.1, processors=16)
+    given = Facts({**given.raw, "loader": known})
+    found = {level.name: level for level in diagnose(given)}
+    assert found["loader workers"].change is not None and "input pipeline" not in found
+    assert found["loader workers"].change["value"] == "workers=4"
+    assert found["loader workers"].bound == pytest.approx(1 / 0.9)
+    ranks = {level.name: level for level in diagnose(Facts({**given.raw, "world": 2}))}
+    assert ranks["loader workers"].change is None
+    iterable = Facts({**given.raw, "loader": {**known, "iterable": True}})
+    assert "loader workers" not in {level.name for level in diagnose(iterable)}
+
+
+def test_attention_and_memory_are_levels_where_they_are_used() -> None:
+    attention = {"calls": 3, "half": True, "masked": True, "first": "FLASH_ATTENTION"}
+    gpu = {"cuda": True, "attention": attention, "driver_calls": 7, "not_expandable": ""}
+    found = {level.name: level for level in diagnose(facts(**gpu))}
+    assert found["cuDNN attention"].change is not None
+    assert found["expandable segments"].change is not None
+    first = {**attention, "first": "CUDNN_ATTENTION"}
+    found = {level.name: level for level in
+             diagnose(facts(**{**gpu, "attention": first, "driver_calls": 0}))}  # fmt: skip
+    assert "masks" in found["flash attention"].reason
+    assert found["expandable segments"].change is None

@@ -87,7 +87,7 @@ def run(folder: Path | None = None, options: Any = None, **changes: Any) -> tupl
         program.settings = settings
         return job._recorded(program, starts).wait_watched(until, settings)  # type: ignore[arg-type]
 
-    stages.start = start
+    stages._start_engine = start  # type: ignore[method-assign]
     stages.files = lambda: list(changes.get("files", []))
     stages.run()
     if folder is not None:
@@ -143,7 +143,7 @@ def test_a_start_that_is_no_faster_refutes_the_others() -> None:
         program.changes = slow if len(program.asked) == 2 else {}
         return program.wait_watched()
 
-    stages.start = start
+    stages._start_engine = start  # type: ignore[method-assign]
     stages.run()
     assert result.attempts[0].outcome == "refused"
     assert "a start with it is as slow as one without" in result.attempts[0].reason
@@ -163,7 +163,7 @@ def test_a_crash_refuses_one_change() -> None:
     def start(settings: Mapping[str, Any], until: float) -> Any:
         raise ProgramEnded("the program ended")
 
-    stages.start = start
+    stages._start_engine = start  # type: ignore[method-assign]
     stages.run()
     assert {a.outcome for a in result.attempts} == {"refused"} and not result.kept
 

@@ -7,7 +7,9 @@ from multiprocessing import parent_process
 
 from nostall.attach.program.changes import Change, OptimizerFlag
 from nostall.attach.program.changing.captured import CapturedOptimizer
+from nostall.attach.program.changing.loader import KIND as LOADER
 from nostall.attach.program.changing.losses import CompiledLoss
+from nostall.attach.program.changing.settings import ExpandableSegments
 from nostall.attach.program.kernels import NativeKernels
 from nostall.attach.program.machine import driver_version, rank, transformers_version
 from nostall.attach.program.roots import other_program
@@ -37,21 +39,23 @@ class Applied(Session):
         self.segments.remove()
         self.kernels.remove()
         self._install_switches()
+        self.attention.remove()
         identity = self.settings.get("identity")
         if identity is not None and (reason := other_program(identity, self.roots)):
             self._give_up(reason)
             return
-        self._make({"changes": self.settings["changes"]})
+        at_start = [c for c in self.settings["changes"] if c["kind"] == LOADER]
+        self._make({"changes": [c for c in self.settings["changes"] if c not in at_start]})
         for name, reason in [(n, self._missing(c)) for n, c in self.changes.items()]:
             if reason:
                 del self.changes[name]
                 print(f"nostall: not applied: {name}: {reason}; run `nostall optimize` again",
                       file=sys.stderr)  # fmt: skip
-        changes = [c for c in self.settings["changes"] if c["name"] in self.changes]
+        changes = [c for c in self.settings["changes"] if c["name"] in self.changes] + at_start
         names = list(self.changes)
         self._apply(names)
         self._release()
-        if names and rank()[0] == 0:
+        if changes and rank()[0] == 0:
             shown = [
                 f"{c['name']} (changes numbers)" if c["result_class"] == CLASSES[3] else c["name"]
                 for c in changes
@@ -61,7 +65,9 @@ class Applied(Session):
     def _missing(self, change: Change) -> str:
         """Why a change would change nothing here; empty if it would."""
         reason = change.missing()
-        others = OptimizerFlag | CapturedOptimizer | NativeKernels | CompiledLoss
+        others = (
+            OptimizerFlag | CapturedOptimizer | NativeKernels | CompiledLoss | ExpandableSegments
+        )
         needs_calls = not isinstance(change, others)
         if reason and not self.switches and needs_calls:
             return self.switch_obstacle or reason
@@ -70,11 +76,14 @@ class Applied(Session):
     def _give_up(self, reason: str) -> None:
         self._ended = True
         self._take_back()
-        print(f"nostall: the bundle is not applied: {reason}", file=sys.stderr)
+        more = "; its loaders have workers" if LOADER in self.settings else ""
+        print(f"nostall: the bundle is not applied: {reason}{more}", file=sys.stderr)
 
     def at_exit(self) -> None:
-        """Say that nothing was changed, in the program itself and not in its workers."""
-        if not self.is_done and "torch" in sys.modules and parent_process() is None:
+        """Say that nothing was changed, in the program itself, not in its workers or torchrun."""
+        is_launcher = "torch.distributed.run" in sys.modules
+        is_other = is_launcher or parent_process() is not None
+        if not self.is_done and "torch" in sys.modules and not is_other:
             reason = "no step has ended"
             if self.other_step:
                 wanted = self.settings.get("step_is") or "steps of the optimisers"

@@ -6,15 +6,21 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from nostall.attach.program.changing.captured import CapturedOptimizer, CapturedSteps, can_capture
 from nostall.attach.program.changing.generation import StaticCache
 from nostall.attach.program.changing.losses import CompiledLoss, Losses
+from nostall.attach.program.changing.settings import (
+    Attention,
+    ExpandableSegments,
+    MatmulPrecision,
+    attention_order,
+)
 from nostall.attach.program.kernels import Kernels, NativeKernels
 from nostall.attach.program.roots import RefusedOutput, Switch
 from nostall.attach.program.shadow import (
-    CLASSES,
     Call,
     Finding,
     check_module,
@@ -54,7 +60,9 @@ class Compile:
         self._hook: Any = None
         if self.graphs:
             self.backend = "inductor"
-        self._compiled: list[Any] | None = None
+        self._compiled: dict[Any, list[Any]] = {}
+        """By layout and attention: Dynamo takes both for unchanged, and would run one's code with
+        the other."""
         self._reports = 0
 
     def missing(self) -> str:
@@ -83,7 +91,7 @@ class Compile:
             worst = max(worst, finding, key=Finding.rank)
         return worst
 
-    def _version(self, module: Any, same_random: bool) -> Any:
+    def _version(self, module: Any, same_random: bool, own_code: bool = False) -> Any:
         torch = sys.modules["torch"]
         options = {"fallback_random": True} if same_random else {}
         if self.graphs:  # what mode="reduce-overhead" sets
@@ -94,6 +102,8 @@ class Compile:
             def call(*args: Any, **kwargs: Any) -> Any:  # Dynamo skips a call in PyTorch's files
                 return module._call_impl(*args, **kwargs)
 
+        if own_code:
+            call = _own_code(call)
         version = torch.compile(call, backend=self.backend, options=options or None)
         version = _with_own_outputs(version) if self.graphs else version
         return self._within_step(module, version) if self.is_marked else version
@@ -118,10 +128,14 @@ class Compile:
     def on(self) -> None:
         if self.is_marked and self._hook is None:
             self._hook = self.marker.register_step_post_hook(self._mark)
-        if self._compiled is None:
+        if not self._compiled:
             self._reports = len(_nostall_reports())
-            self._compiled = [self._version(s.root, False) for s in self.switches]
-        for switch, version in zip(self.switches, self._compiled, strict=True):
+        images = [next(filter(is_image, s.root.parameters()), None) for s in self.switches]
+        state = *(i is not None and i.is_contiguous() for i in images), *attention_order()
+        if state not in self._compiled:
+            own = bool(self._compiled)
+            self._compiled[state] = [self._version(s.root, False, own) for s in self.switches]
+        for switch, version in zip(self.switches, self._compiled[state], strict=True):
             switch.target = version
 
     def off(self) -> None:
@@ -136,6 +150,23 @@ class Compile:
         if self.backend != "nostall":
             return True
         return all(report.reason for report in _nostall_reports()[self._reports :])
+
+
+def _own_code(call: Any) -> Any:
+    """A function that makes ``call``, with code of its own: Dynamo keeps its versions by code."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return FunctionType(made.__code__.replace(), made.__globals__, closure=made.__closure__)
+
+
+def is_image(tensor: Any) -> bool:
+    """Whether the two layouts of a tensor of four dimensions differ."""
+    other = sys.modules["torch"].channels_last
+    return tensor.dim() == 4 and not (
+        tensor.is_contiguous() and tensor.is_contiguous(memory_format=other)
+    )
 
 
 def is_in_torch(module: Any) -> bool:
@@ -342,6 +373,10 @@ class ChannelsLast:
                 self._stores[at] = tensor, data
                 if (gradient := tensor.grad) is not None:  # the program may keep it, too
                     gradient.data = torch.empty_like(tensor).copy_(gradient)
+        for held in (m._parameters for s in self.switches for m in s.root.modules()):
+            for name, parameter in held.items():  # Dynamo looks at tensors of changed dictionaries
+                held[name] = None
+                held[name] = parameter
         self._is_on = not self._is_on
 
 
@@ -421,51 +456,9 @@ def can_set(optimizer: Any, flag: str) -> bool:
     return bool(parameters) and unset and other and plain and not is_default
 
 
-def matmul_precision() -> str | None:
-    """What ``torch.set_float32_matmul_precision`` has set.
-
-    None where it is not told, because the program uses PyTorch's later settings of each library.
-    """
-    with contextlib.suppress(Exception):
-        return str(sys.modules["torch"].get_float32_matmul_precision())
-    return None
-
-
-class MatmulPrecision:
-    """``torch.set_float32_matmul_precision("high")``; its results are not those of the original."""
-
-    def __init__(self, value: str) -> None:
-        self.value = value
-        self._before: str | None = None
-
-    def missing(self) -> str:
-        """Why nothing would be changed; empty if something would."""
-        if matmul_precision() is None:
-            return "the program sets the precision of products by library"
-        return ""
-
-    def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
-        if reason := self.missing():
-            return Finding(CLASSES[3], reason)
-        return Finding(CLASSES[3], detail="results are not compared: the inputs are rounded")
-
-    def is_settled(self) -> bool:
-        return True
-
-    def on(self) -> None:
-        if self._before is None:
-            self._before = matmul_precision()
-        sys.modules["torch"].set_float32_matmul_precision(self.value)
-
-    def off(self) -> None:
-        if self._before is not None:
-            sys.modules["torch"].set_float32_matmul_precision(self._before)
-            self._before = None
-
-
 Change = (
     Compile | OptimizerFlag | CapturedOptimizer | ChannelsLast | MatmulPrecision | StaticCache
-    | NativeKernels | CompiledLoss
+    | NativeKernels | CompiledLoss | Attention | ExpandableSegments
 )  # fmt: skip
 """Each has ``check``, which tries it on copies, ``on`` and ``off``, which can be repeated, and
 ``missing``, for programs that a bundle was not measured on."""
@@ -492,6 +485,10 @@ def make_change(
         return CompiledLoss(losses)
     if kind == "matmul_precision":
         return MatmulPrecision(value)
+    if kind == "attention":
+        return Attention(switches, value)
+    if kind == "allocator":
+        return ExpandableSegments()
     if kind == "compile":
         return Compile(switches, value, marker)
     if kind == "optimizer" and value == CAPTURED:
@@ -503,5 +500,5 @@ def make_change(
         return ChannelsLast(switches, optimizers)
     if kind == "generation":
         return StaticCache(switches, value)
-    known = "compile, optimizer, memory_format and generation"
+    known = "compile, optimizer, memory_format, generation, attention and allocator"
     raise ValueError(f"the change {kind!r} is unknown; this nostall knows {known}")

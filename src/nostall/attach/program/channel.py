@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -46,6 +47,20 @@ class Channel:
             order: Mapping[str, Any] = json.load(file)
         return order
 
+    def note_seen(self, number: int, rank: int, step: int) -> None:
+        """A rank has seen an order, after ``step`` steps."""
+        with open(f"{self._orders}.{number}.{rank}", "w") as file:
+            file.write(str(step))
+
+    def seen(self, number: int, world: int) -> list[int]:
+        """The steps after which ranks have seen an order, of those that have."""
+        found = []
+        for rank in range(world):
+            name = f"{self._orders}.{number}.{rank}"
+            with contextlib.suppress(OSError, ValueError), open(name) as file:  # not yet written
+                found.append(int(file.read()))
+        return found
+
     def start(self, number: int) -> int | None:
         """The step at which all ranks begin an order, if rank 0 has set one."""
         try:
@@ -65,6 +80,9 @@ class Channel:
             os.kill(self.director, 0)
         except ProcessLookupError:
             return True
+        with contextlib.suppress(OSError), open(f"/proc/{self.director}/stat") as file:
+            if file.read().rpartition(")")[2].split()[:1] == ["Z"]:  # its parent has not noticed
+                return True
         return not os.path.isdir(self.folder)  # noqa: PTH112
 
     def remove(self) -> None:

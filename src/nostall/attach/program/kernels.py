@@ -192,6 +192,7 @@ class NativeKernels:
         self.kernels = kernels
         self.tell_search: Callable[[Mapping[str, Any]], None] = lambda _: None
         """Gets what is in the store before each search, which may never answer."""
+        self._searched: list[Mapping[str, Any]] = []
         self._answers: dict[int, dict[str, Any]] = {}
         self._swaps: dict[int, _Swap] = {}
 
@@ -222,7 +223,8 @@ class NativeKernels:
             if not swap.turn_on() and not seconds:
                 answer["reason"] = "its part of the time is too small for a search"
             elif not swap.is_on:
-                self.tell_search(_stored(kernel.source.cubin))
+                self._searched.append(_stored(kernel.source.cubin))
+                self.tell_search(self._searched[-1])
                 ordinal = sys.modules["triton"].runtime.driver.active.get_current_device()
                 answer |= tune_in_subprocess(kernel.source, seconds, int(ordinal))
                 answer["searched"] = swap.turn_on()
@@ -233,6 +235,18 @@ class NativeKernels:
             reasons = [f"{a['kernel']}: {a['reason']}" for a in self.answers[:MAX_KERNELS]]
             return Finding(CLASSES[0], f"no kernel got faster: {'; '.join(reasons)}")
         return Finding(CLASSES[0])
+
+    def forget(self) -> None:
+        """Remove what its searches stored: nobody is left to prove it."""
+        from nostall.store import Store
+
+        store = Store()
+        for row in store.rows():
+            if any(
+                row.original == searched["original"] and row.id not in searched["known"]
+                for searched in self._searched
+            ):
+                store.remove(row)
 
     def _answer_others(self, described: Sequence[Described]) -> None:
         """Kernels that are not searched: an earlier record, or why there is none."""

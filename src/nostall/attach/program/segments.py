@@ -12,16 +12,23 @@ from collections.abc import Callable
 from typing import Any
 
 PARTS = ("forward", "backward", "optimizer", "loader")
+BATCHES = 4
+"""First batches that tell whether two starts read the same data."""
 
 
 class Segments:
     """Seconds of each part since the last :meth:`take`."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now = now
+    def __init__(
+        self, now: Callable[[], float], sum_of: Callable[[Any], float] = lambda _: 0.0
+    ) -> None:
+        """``sum_of``: a number that tells batches apart."""
+        self.now, self._sum_of = now, sum_of
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.loaders: dict[str, Any] = {}
-        """Workers and pinned memory of the loaders that were read."""
+        """Workers, pinned memory and kind of the loader that was read last."""
+        self.batches: list[float] = []
+        """Sums over the tensors of the first batches."""
         self.kept_graph = ""
         """The argument with which a backward pass kept its graph; empty if none did."""
         self._optimizer_begin: float | None = None
@@ -106,8 +113,14 @@ class Segments:
 
         @functools.wraps(following)
         def noted(loader: Any) -> Any:
-            self.loaders = {"workers": loader._num_workers, "pinned": bool(loader._pin_memory)}
-            return following(loader)
+            self.loaders = {
+                "workers": loader._num_workers, "pinned": bool(loader._pin_memory),
+                "iterable": isinstance(loader._dataset, module.IterableDataset),
+            }  # fmt: skip
+            batch = following(loader)
+            if len(self.batches) < BATCHES:
+                self.batches.append(self._sum_of(batch))
+            return batch
 
         iterator.__next__ = self.timed("loader", noted)
         self._removals.append(lambda: setattr(iterator, "__next__", following))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import sys
 import threading
@@ -16,19 +17,32 @@ from nostall.attach.program.blocks import Schedule, Step, Warming
 from nostall.attach.program.borders import Borders
 from nostall.attach.program.changes import (
     Change,
+    Compile,
     compiled_graphs,
     has_images,
     is_in_torch,
     make_change,
-    matmul_precision,
     optimizer_changes,
 )
 from nostall.attach.program.changing.captured import CapturedOptimizer
 from nostall.attach.program.changing.generation import GenerateCall, can_be_static, generated
+from nostall.attach.program.changing.loader import sum_of
 from nostall.attach.program.changing.losses import CompiledLoss, Losses
+from nostall.attach.program.changing.settings import (
+    AttentionCalls,
+    driver_calls,
+    matmul_precision,
+    why_not_expandable,
+)
 from nostall.attach.program.channel import Channel
 from nostall.attach.program.kernels import Kernels, NativeKernels
-from nostall.attach.program.machine import cpu_name, driver_version, rank, transformers_version
+from nostall.attach.program.machine import (
+    cpu_name,
+    driver_version,
+    local_world,
+    rank,
+    transformers_version,
+)
 from nostall.attach.program.roots import (
     MAX_CALLS,
     MAX_GRADIENTS,
@@ -74,13 +88,16 @@ class Session:
         self.settings = settings
         self.channel = Channel(settings["folder"], settings["director"])
         self.borders = Borders()
-        self.segments = Segments(_clock)
+        self.segments = Segments(_clock, sum_of)
         self.kernels = Kernels()
         self.losses = Losses(lambda: not self.segments.is_inside)
+        self.attention = AttentionCalls()
         self._optimizers: list[weakref.ref[Any]] = []
         self.switches: list[Switch] = []
         self.switch_obstacle = "no step has ended"
         self.changes: dict[str, Change] = {}
+        self._kept: set[str] = set()
+        """Names of changes on top of which others were measured."""
         self.steps = self.optimizer_steps = 0
         self._calls: list[Any] = []
         self._keys: dict[Any, int] = {}
@@ -102,6 +119,7 @@ class Session:
         self._devices: set[Any] = set()
         """GPUs with parameters of the roots."""
         self._watch_began = 0.0
+        self._driver_calls = 0
         self._trace: Trace | None = None
         self._facts_known: dict[str, Any] = {}
         """Of the watched steps, while more are traced."""
@@ -233,6 +251,7 @@ class Session:
             self.switch_obstacle = ""
             self.switches = [Switch(root, self._calls, self._capture) for root in self.roots]
             self.losses.install(sys.modules["torch"].nn.functional)
+            self.attention.install(sys.modules["torch"].nn.functional)
             for number, switch in enumerate(self.switches):
                 switch.number = number
                 switch.eager = self.segments.timed("forward", switch.eager)
@@ -248,6 +267,7 @@ class Session:
         if not kept:
             self._sync()
             self.kernels.restart()
+            self._driver_calls = driver_calls()
             self._watch_began = _clock()
         enough = len(kept) >= self.settings["watch_steps"]
         longest = sum(seconds for _, seconds, _ in kept) >= self.settings["watch_seconds"]
@@ -260,10 +280,14 @@ class Session:
         self._watched = None
         self.segments.remove()
         self.kernels.remove()
+        self.attention.remove()
         for switch in self.switches:
             switch.eager = switch.root._call_impl
         if self.switches and not any(isinstance(part, tuple) for key in self._keys for part in key):
             self.switch_obstacle = "the modules are not called as module(...), only by a method"
+        if (world := rank()[1]) > local_world(world):
+            self._give_up(f"{world} ranks run on several hosts; start all of them on one host")
+            return
         self._facts_known = self._facts(kept)
         if not self.losses.largest:
             self.losses.settle()
@@ -332,6 +356,7 @@ class Session:
             "torch": torch.__version__,
             "transformers": transformers_version() if self._generates else None,
             "threads": torch.get_num_threads(),
+            "processors": len(os.sched_getaffinity(0)),
             "steps": [(key, seconds) for key, seconds, _ in kept],
             "mean_seconds": seconds / len(kept),
             "calls": self._count_calls(counts),
@@ -351,7 +376,10 @@ class Session:
             "generates": self._generates,
             "kernels": self.kernels.facts(len(kept)),
             "obstacle": self.switch_obstacle,
-            "loader": self.segments.loaders,
+            "loader": {**self.segments.loaders, "batches": self.segments.batches},
+            "attention": self.attention.facts(),
+            "driver_calls": driver_calls() - self._driver_calls,
+            "not_expandable": why_not_expandable(),
             "peak_bytes": torch.cuda.max_memory_allocated()
             if on_gpu
             else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -374,6 +402,7 @@ class Session:
         elif now - self._looked > ABANDONED_SECONDS:
             self._looked = now
             if self.channel.is_abandoned():
+                self._forget_kernels()
                 self._give_up("nostall optimize has ended; the program runs on as it was")
                 self._ended = True
                 self.channel.remove()
@@ -387,15 +416,26 @@ class Session:
         self._order, self._current = None, order
         self._start(order, now)
 
+    def _forget_kernels(self) -> None:
+        """Binaries that were not in the kept part of a comparison are not proven."""
+        for name, change in self.changes.items():
+            if isinstance(change, NativeKernels) and name not in self._kept:
+                with contextlib.suppress(Exception):  # of the store; the program runs on
+                    change.forget()
+
     def _is_time(self, order: Mapping[str, Any]) -> bool:
         """Whether the order begins here; all ranks of a job begin at one step."""
         if not order["agree"]:
             return True
-        start = self.channel.start(order["number"])
-        if start is None and rank()[0] == 0:
-            # Gradients are reduced in each step, so no rank is more than one step ahead.
-            start = self.steps + 3
-            self.channel.agree(order["number"], start)
+        # Collectives of this step have then run, so that no rank is more than a step ahead.
+        self._sync()
+        number, (own, world) = order["number"], rank()
+        start = self.channel.start(number)
+        if start is None:
+            self.channel.note_seen(number, own, self.steps)
+            if own == 0 and len(seen := self.channel.seen(number, world)) == world:
+                start = max(seen) + 3
+                self.channel.agree(number, start)
         return start is not None and self.steps >= start
 
     def _start(self, order: Mapping[str, Any], now: float) -> None:
@@ -420,6 +460,7 @@ class Session:
             warmed = [self.changes[name] for name in order["arm"]]
             self._phase = Warming(order, _clock, lambda: all(c.is_settled() for c in warmed))
         elif what == "blocks":
+            self._kept |= set(order["arms"][0])
             self._phase = Schedule(
                 order, apply=self._apply, sync=self._sync, now=_clock, emit=self._emit_answer
             )
@@ -476,8 +517,9 @@ class Session:
         for name, change in self.changes.items():
             if name not in arm:
                 change.off()
-        for name in arm:
-            self.changes[name].on()
+        # Compiled code is of the settings and layouts that are on.
+        for change in sorted((self.changes[n] for n in arm), key=lambda c: type(c) is Compile):
+            change.on()
 
     def _sync(self) -> None:
         """Wait for the GPUs that the program uses, all streams of each."""
@@ -527,7 +569,8 @@ class Session:
     def _take_back(self) -> None:
         """All changes are off, and nothing is noted any more, whichever of these fails."""
         parts = [self._stop_trace, *(change.off for change in self.changes.values())]
-        for part in (*parts, self._release, self.segments.remove, self.kernels.remove):
+        for part in (*parts, self._release, self.segments.remove, self.kernels.remove,
+                     self.attention.remove):  # fmt: skip
             with contextlib.suppress(Exception):
                 part()
 

@@ -24,6 +24,10 @@ MOVED = 3
 SMALL, SUMMED = 1e-5, 128
 """Roundings of a sum in float32: eager mode sums batch statistics in float64 on CPUs, Inductor does
 not.  The bound is 1.5e-5, a thirtieth of TF32's rounding; narrower types are summed in float32."""
+NOISE, NOISE_ROOM = 0.05, 8
+"""Share of a result's norm that one rounding moves, from which its terms cancel: the gradient of a
+bias before a batch norm is 0 but for their roundings.  Its room is then in the mean norm of all
+results (760 roundings of it were seen with channels_last, CPU, where 1024 are allowed)."""
 TF32 = 2.0**-10
 """One rounding of TF32, in which GPUs compute convolutions of float32 unless told otherwise."""
 ROOM = 8
@@ -462,7 +466,8 @@ def _compare(
             a, b = a.nan_to_num(), b.nan_to_num()
         distance, size = _norm(a - b), _norm(a)
         band = max(_norm(a - m.values[at].to(a).nan_to_num()) for m in moved)
-        allowed = 2 * band + floor * size + eps * pooled / len(original.values)
+        cancelled = NOISE_ROOM * floor if band > NOISE * size else eps
+        allowed = 2 * band + floor * size + cancelled * pooled / len(original.values)
         if distance > allowed:
             return (
                 f"result {at} of shape {tuple(a.shape)} is off by {distance / (size or 1):.1e} of "

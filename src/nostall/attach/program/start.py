@@ -7,12 +7,13 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from nostall.attach.import_hooks import AfterImport, quietly
 from nostall.attach.program.applied import Applied
+from nostall.attach.program.changing.loader import Loaders
 from nostall.attach.program.session import Session
 from nostall.attach.program.sources import PROFILER_STEP, Sources
 
@@ -41,7 +42,7 @@ def install() -> None:
     hooks: dict[str, Callable[[ModuleType], None]] = {
         "torch.optim.optimizer": lambda module: _watch_optimizers(module, session, sources),
         "torch.amp.grad_scaler": lambda module: _watch_scaler(module, session, sources),
-        "torch.utils.data.dataloader": session.segments.watch_loader,
+        "torch.utils.data.dataloader": lambda module: _watch_loaders(module, session, settings),
         # Workers of vLLM call modules in an engine's steps, which are none of the program.
         "vllm.v1.worker.worker_base": lambda _: sources.modules.remove(),
         "vllm.engine.arg_utils": engines.change_arguments,
@@ -61,6 +62,12 @@ def install() -> None:
             hooks["torch.nn.modules.module"] = sources.modules.install
             hooks["transformers.generation.utils"] = sources.modules.watch_generate
     sys.meta_path.insert(0, AfterImport(hooks, _PROBLEM))
+
+
+def _watch_loaders(module: ModuleType, session: Session, settings: Mapping[str, Any]) -> None:
+    if value := settings.get("loader"):
+        Loaders(value).install(module)
+    session.segments.watch_loader(module)
 
 
 def _tell_no_step(session: Session, sources: Sources, engines: Engines) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -142,6 +144,19 @@ def test_what_was_not_tried_in_the_program_does_not_stay_in_the_store(
     assert (tmp_path / "faster").exists() and document["attempts"] == []
     assert any("gain in the program" in note for note in document["notes"])
     assert Store(tmp_path / "store").rows() == []
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_nothing_in_the_store(tmp_path: Path) -> None:
+    done = run(
+        tmp_path, "optimize", "--step", STEP, "--minutes", "1", "--", sys.executable, PROGRAM, 900,
+        search="kill",
+    )  # fmt: skip
+    assert done.code == -signal.SIGKILL
+    until = time.monotonic() + 60  # the program runs on, and its half cleans up
+    while (rows := Store(tmp_path / "store").rows()) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert rows == []
 
 
 @pytest.mark.slow

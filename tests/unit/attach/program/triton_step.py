@@ -52,6 +52,13 @@ def interrupt(source, seconds, ordinal):
     return keep
 
 
+def kill(source, seconds, ordinal):
+    """Stores a variant, and `nostall optimize` is killed before it was tried in the program."""
+    keep = store_variant(source, seconds, ordinal)
+    os.kill(json.loads(os.environ["NOSTALL_PROGRAM"])["director"], signal.SIGKILL)
+    return keep
+
+
 def hang(source, seconds, ordinal):
     """Ctrl-C, and the search has stored a variant and does not end."""
     interrupt(source, seconds, ordinal)
