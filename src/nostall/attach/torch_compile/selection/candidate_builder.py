@@ -27,6 +27,7 @@ from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepai
 from nostall.attach.torch_compile.selection.dispatcher import GraphDispatcher, SelectionContext
 from nostall.attach.torch_compile.selection.graph_state import GraphState
 from nostall.attach.torch_compile.selection.precompile import Precompiler
+from nostall.attach.torch_compile.selection.sized_versions import SizedContext
 from nostall.attach.torch_compile.selection.sources import (
     Choice,
     ProductSource,
@@ -113,7 +114,7 @@ class CandidateBuilder:
             clocks=self.clocks,
             tasks=self.tasks,
             about=circumstances(self.versions.device, self.patches),
-            is_dynamic=self.versions.is_dynamic,
+            sized=self._sized(copy, store),
             repair=self._repair(copy),
             next_selection=self._next_selection,
             block_seconds=self.versions.options.block_seconds,
@@ -132,6 +133,11 @@ class CandidateBuilder:
             for worker in INDUCTOR_WORKERS:
                 self.tasks.add_final(partial(compile_baselines, comparisons, compiler, worker))
         return GraphDispatcher(baseline, partial(self._build, copy), context, self.state)
+
+    def _sized(self, copy: GraphModule, store: KernelStore) -> SizedContext | None:
+        if self.dynamic_inputs is None:
+            return None
+        return self.versions.sized(copy, self.dynamic_inputs, store, self.clocks)
 
     def _prepare_blocks(self, copy: GraphModule, inputs: Sequence[Any]) -> None:
         """Have a worker compile Inductor's version with its block sizes to be measured."""
