@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-
 CHECKPOINTED_DRAWS = (
     "run_and_save_rng_state",
     "run_with_rng_state",
