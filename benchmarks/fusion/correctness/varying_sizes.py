@@ -199,7 +199,7 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
         eager_errors.append(max_error(results(function, inputs, program.trains), exact))
     result = {
         "sizes": sizes,
-        "choices": [str(report) for report in backend.reports],
+        "choices": choices(backend),
         "cpu_seconds": sum(report.cpu_seconds for report in backend.reports),
         "kernels": backend.reports[-1].kernels,
         "called": called,
@@ -215,7 +215,7 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
     if not on_cpu:
         ways = {"inductor": plain, "stitched": compiled}
         result["times"] = times(program, ways, backend, options)
-        result["choices"] = [str(report) for report in backend.reports]
+        result["choices"] = choices(backend)
     return result
 
 
@@ -227,6 +227,11 @@ def choose(
     results(compiled, inputs, program.trains)
     while not all(report.reason for report in backend.reports) and time.perf_counter() < end:
         results(compiled, inputs, program.trains)
+
+
+def choices(backend: Backend) -> list[str]:
+    """The choice of each graph, and those at further sizes."""
+    return [text for report in backend.reports for text in (str(report), *report.at_sizes)]
 
 
 def compilations() -> int:
@@ -295,6 +300,8 @@ def times(
             run()
         if options.choose == "measure":
             choose(program, ways["stitched"], backend, inputs)
+            with gpu_turn():  # the second call of a range of sizes compares the versions there
+                runs["stitched"]()
         with gpu_turn():
             *samples, null = EventClock().samples(
                 "", [*runs.values(), runs["inductor"]], options.seconds

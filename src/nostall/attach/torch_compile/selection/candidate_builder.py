@@ -133,9 +133,10 @@ class CandidateBuilder:
             self._prepare_blocks(copy, inputs)
             compiler = self.versions.compiler.without_cuda_graphs
             compile_baselines = self.precompiler.compile_baselines
-            comparisons = self.regions.comparisons
+            comparisons, products = self.regions.comparisons, self.products.comparisons
             for worker in INDUCTOR_WORKERS:
-                self.tasks.add_final(partial(compile_baselines, comparisons, compiler, worker))
+                task = partial(compile_baselines, comparisons, compiler, worker, products)
+                self.tasks.add_final(task)
         return GraphDispatcher(baseline, partial(self._build, copy), context, self.state)
 
     def _sized(self, copy: GraphModule, store: KernelStore) -> SizedContext | None:
