@@ -69,6 +69,14 @@ COMPARISON_SECONDS = 0.15
 """Measurement of the best configuration against cuBLAS and Inductor, in seconds."""
 MAX_NEIGHBOURS = 64
 """Operators that read a kernel's results and are measured with it, at most."""
+SUMS = frozenset({"add", "sub", "mul", "div", "neg", "reciprocal", "cast", "copy"})
+"""Operators of a product's kernel that replace no stitched kernel: in 34 products of 24 steps of
+whole models (H200, 2026-11-27) the kernel was slower than cuBLAS in 32."""
+COPIES = frozenset({"cast", "copy"})
+"""Operators in front of a product that a kernel computes again for each block of columns; with
+others all of 16 such kernels were slower, 0.2 to 0.68 times as fast."""
+MAX_BLOCK_COLUMNS = 256
+"""Columns of the widest block."""
 SURPASSED = "; another kernel of this product saves more and is used"
 
 
@@ -113,6 +121,18 @@ def occurrences(graphs: Sequence[GraphModule], kernel_filter: KernelFilter) -> I
             captured, products = captured_and_products
             for found in products.found:
                 yield Occurrence(found, captured, module, number)
+
+
+def is_promising(found: FoundProduct, *, replaces: bool) -> bool:
+    """Whether a product's kernel is worth a compilation, by what kernels of its kind gained.
+
+    ``replaces``: in the place of a stitched kernel that computes the product's readers.
+    """
+    kernel = found.kernel
+    in_front = {kernel.graph[index].op for index in kernel.prologue[:-1]}
+    if not in_front <= COPIES and kernel.shape.columns > MAX_BLOCK_COLUMNS:
+        return False
+    return not (replaces and {kernel.graph[index].op for index in kernel.epilogue} <= SUMS)
 
 
 def by_bytes(found: Iterable[Occurrence]) -> list[list[Occurrence]]:
@@ -205,7 +225,12 @@ class ProductComparisons(Comparisons):
         inserted = "" if kernel_filter.products_only else str(kernel_filter.cache_key)
         key = f"{len(self.graphs)} {inserted}"
         if key not in self._found:
-            self._found[key] = list(occurrences(self.graphs, kernel_filter))
+            replaces = kernel_filter.products_only
+            self._found[key] = [
+                each
+                for each in occurrences(self.graphs, kernel_filter)
+                if is_promising(each.found, replaces=replaces)
+            ]
         return self._found[key]
 
     def product_graphs(self, kernel_filter: KernelFilter) -> list[Graph]:
