@@ -146,15 +146,18 @@ class Precompiler:
             self._report.local_only_reason = str(error)
             return None
         found: list[JobResult[tuple[bytes, ...]]] = []
-        thread = threading.Thread(
-            target=lambda: found.append(self._run_observation(serialized)),
-            name="nostall-observe",
-            daemon=True,
-        )
-        thread.start()
+        done = threading.Event()
+
+        def observe() -> None:
+            try:
+                found.append(self._run_observation(serialized))
+            finally:
+                done.set()
+
+        self._tasks.begin(observe)
 
         def graphs() -> list[GraphModule]:
-            thread.join()
+            done.wait()
             # The worker may have been stopped when another graph had its version.
             begun = found[0] if found and found[0].value is not None else None
             return self._observe(job) if begun is None else self._graphs(begun)
