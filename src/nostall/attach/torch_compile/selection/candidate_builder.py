@@ -122,14 +122,12 @@ class CandidateBuilder:
         observe = self._observer() if self.versions.needs_observation else None
         # Read before the observing pass becomes part of Inductor's configuration.
         self.report.local_only_reason = self.versions.local_only_reason
-        find_graphs = None
         if self.report.is_rewritten and not self.report.local_only_reason:
             self.precompiler.start_workers(self.versions.device, 0)
-            find_graphs = self.precompiler.begin_observation(source, inputs, self.patches)
         baseline = self.versions.compile_baseline(module, inputs, observe, copy)
         if not self.report.local_only_reason:
             if observe is not None and not (self.is_observed or self.versions.local_only_reason):
-                self._observe_later(source, inputs, find_graphs)
+                self._observe_later(source, inputs)
             self._prepare_blocks(copy, inputs)
             compiler = self.versions.compiler.without_cuda_graphs
             compile_baselines = self.precompiler.compile_baselines
@@ -291,17 +289,9 @@ class CandidateBuilder:
             return False
         return True
 
-    def _observe_later(
-        self,
-        copy: GraphModule,
-        inputs: Sequence[Any],
-        find_graphs: Callable[[], list[GraphModule]] | None = None,
-    ) -> None:
-        """Have a worker find Inductor's graphs, and generate their kernels before final tasks.
-
-        ``find_graphs``: waits for a worker that has begun.
-        """
-        find_graphs = find_graphs or self.precompiler.observation(copy, inputs, self.patches)
+    def _observe_later(self, copy: GraphModule, inputs: Sequence[Any]) -> None:
+        """Have a worker find Inductor's graphs, and generate their kernels before final tasks."""
+        find_graphs = self.precompiler.observation(copy, inputs, self.patches)
 
         def prepare(find: Callable[[], list[GraphModule]]) -> Iterator[Task]:
             graphs, known = find(), {region.key for region in self.regions.graphs}

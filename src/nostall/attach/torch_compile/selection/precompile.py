@@ -56,7 +56,6 @@ from nostall.attach.torch_compile.workers.worker import (
     JOB_TIMEOUT_S,
     Job,
     JobResult,
-    SerializedJob,
     Worker,
 )
 from nostall.attach.warning import warn_once
@@ -72,11 +71,6 @@ TUNED_VERSION_S = 20.0
 compiled the graph in less."""
 CPUS_PER_WORKER = 2
 """Compile processes that each Inductor worker needs; with fewer, workers would slow each other."""
-
-
-def has_cpus() -> bool:
-    """Whether workers may run during the first step."""
-    return CPUS_PER_WORKER * len(INDUCTOR_WORKERS) <= MAX_COMPILERS
 
 
 class Precompiler:
@@ -101,7 +95,7 @@ class Precompiler:
         ``compared_regions``: regions whose kernels will be compared with baselines.  Does nothing
         if there are few CPUs, because Inductor needs them for the first step.
         """
-        if not has_cpus():
+        if CPUS_PER_WORKER * len(INDUCTOR_WORKERS) > MAX_COMPILERS:
             return
         for worker in self._inductor_workers(compared_regions):
             worker.start()
@@ -132,46 +126,11 @@ class Precompiler:
             return None
         return partial(self._observe, ObserveJob(job))
 
-    def begin_observation(
-        self, module: GraphModule, inputs: Sequence[Any], patches: Mapping[str, Any]
-    ) -> Callable[[], list[GraphModule]] | None:
-        """As :meth:`observation`; the worker begins at once if there are enough CPUs."""
-        if not has_cpus():
-            return self.observation(module, inputs, patches)
-        try:
-            job = ObserveJob(CompileJob(module, describe_inputs(inputs), dict(patches), None))
-            # By this thread: Inductor is about to run here, and pickling changes state of PyTorch.
-            serialized = SerializedJob(job.serialize(), ObserveJob.run)
-        except Exception as error:  # must not end the user's compilation
-            self._report.local_only_reason = str(error)
-            return None
-        found: list[JobResult[tuple[bytes, ...]]] = []
-        done = threading.Event()
-
-        def observe() -> None:
-            try:
-                found.append(self._run_observation(serialized))
-            finally:
-                done.set()
-
-        self._tasks.begin(observe)
-
-        def graphs() -> list[GraphModule]:
-            done.wait()
-            # The worker may have been stopped when another graph had its version.
-            begun = found[0] if found and found[0].value is not None else None
-            return self._observe(job) if begun is None else self._graphs(begun)
-
-        return graphs
-
     def _observe(self, job: ObserveJob) -> list[GraphModule]:
-        return [] if self._is_unneeded else self._graphs(self._run_observation(job))
-
-    def _run_observation(
-        self, job: ObserveJob | SerializedJob[tuple[bytes, ...]]
-    ) -> JobResult[tuple[bytes, ...]]:
+        if self._is_unneeded:
+            return []
         FIRST_INDUCTOR_WORKER.attach_gpu()
-        return self._run_job("graph_compilation", FIRST_INDUCTOR_WORKER, job)
+        return self._graphs(self._run_job("graph_compilation", FIRST_INDUCTOR_WORKER, job))
 
     def _graphs(self, result: JobResult[tuple[bytes, ...]]) -> list[GraphModule]:
         if self._is_unneeded:  # the worker may have been stopped, which is no failure
@@ -331,9 +290,7 @@ class Precompiler:
             return JobResult("the version of the graph is selected")
         return self._run_job("graph_compilation", worker, job)
 
-    def _run_job(
-        self, activity: str, worker: Worker, job: Job[T] | SerializedJob[T]
-    ) -> JobResult[T]:
+    def _run_job(self, activity: str, worker: Worker, job: Job[T]) -> JobResult[T]:
         """Run a job, and report its wall time and its CPU time."""
         began = time.perf_counter()
         result = worker.run(job)

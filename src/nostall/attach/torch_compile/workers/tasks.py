@@ -122,14 +122,6 @@ class BackgroundTasks:
             self._unfinished += 1
             self._final_tasks.append(task)
 
-    def begin(self, task: Task) -> None:
-        """Start a task now, in a thread of its own; it mostly waits."""
-        with self._lock:
-            self._unfinished += 1
-        now = threading.Event()
-        now.set()
-        _start_thread(self._run_beside, task, now, _current_device())
-
     def add_early(self, task: Task) -> None:
         """Add a task with a thread of its own, which starts beside the first source."""
         with self._lock:
@@ -148,7 +140,7 @@ class BackgroundTasks:
             sources, self._sources = self._sources, []
             early_tasks, self._early_tasks = self._early_tasks, []
             final_tasks, self._final_tasks = self._final_tasks, []
-        device = _current_device()
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         all_found, now = threading.Event(), threading.Event()
         now.set()
         for task in early_tasks:
@@ -211,10 +203,6 @@ def _start_thread(work: Callable[..., None], *args: Any) -> None:
         threading.Thread(target=work, args=args, name="nostall-stitch", daemon=True).start()
     except RuntimeError as error:  # the tasks are never ready, so Inductor's version stays
         warn_once(f"nothing is prepared in the background: {error}")
-
-
-def _current_device() -> int | None:
-    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
 
 def _on_device(device: int | None) -> contextlib.AbstractContextManager[Any]:

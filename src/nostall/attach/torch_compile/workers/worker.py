@@ -16,7 +16,6 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -59,17 +58,6 @@ class Job(Protocol[T_co]):
     def run(data: bytes) -> T_co:
         """Do the job in the worker process; exceptions are reported to the caller."""
         ...
-
-
-@dataclass(frozen=True)
-class SerializedJob(Generic[T]):
-    """A job that was serialized before, because its objects change meanwhile."""
-
-    data: bytes
-    run: Callable[[bytes], T]
-
-    def serialize(self) -> bytes:
-        return self.data
 
 
 @dataclass
@@ -144,7 +132,7 @@ class Worker:
         with self._lock, contextlib.suppress(Exception):
             self._attach()
 
-    def run(self, job: Job[T] | SerializedJob[T]) -> JobResult[T]:
+    def run(self, job: Job[T]) -> JobResult[T]:
         """Run a job and wait for its result.  Never raises: failures are part of the result."""
         try:
             data = job.serialize()

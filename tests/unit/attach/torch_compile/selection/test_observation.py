@@ -10,8 +10,6 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from torch.fx import Graph, GraphModule  # noqa: E402
-
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.selection import precompile  # noqa: E402
 from nostall.attach.torch_compile.selection.graph_state import GraphState  # noqa: E402
@@ -45,25 +43,3 @@ def test_a_graph_that_no_worker_can_observe_is_reported_and_raises_nothing(
     assert precompiler._graphs(JobResult("killed")) == []
     assert find() == [] and jobs == ["ObserveJob"]
     assert precompiler._report.local_only_reason == "stopped" and not caplog.text
-
-
-@pytest.mark.parametrize("begun", [(), None])
-def test_a_worker_that_was_stopped_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch, begun: tuple[bytes, ...] | None
-) -> None:
-    """The observation begins in the first step, when another graph may stop all workers."""
-    tasks = BackgroundTasks()
-    precompiler, module = Precompiler(tasks, GraphState(GraphReport())), GraphModule({}, Graph())
-    results, jobs = [JobResult(value=begun), JobResult(value=())], list[str]()
-
-    def run(job: Any) -> JobResult[Any]:
-        jobs.append(type(job).__name__)
-        return results[len(jobs) - 1]
-
-    worker = SimpleNamespace(run=run, attach_gpu=lambda: None)
-    monkeypatch.setattr(precompile, "FIRST_INDUCTOR_WORKER", worker)
-    monkeypatch.setattr(precompile, "has_cpus", lambda: True)
-    find = precompiler.begin_observation(module, [], {})
-    assert find is not None and find() == []
-    assert jobs == ["SerializedJob", *([] if begun is not None else ["ObserveJob"])]
-    assert not precompiler._report.local_only_reason
