@@ -70,8 +70,8 @@ COMPARISON_SECONDS = 0.15
 MAX_NEIGHBOURS = 64
 """Operators that read a kernel's results and are measured with it, at most."""
 SUMS = frozenset({"add", "sub", "mul", "div", "neg", "reciprocal", "cast", "copy"})
-"""Operators of a product's kernel that replace no stitched kernel: of 30 such kernels in 24 steps of
-whole models (benchmarks/torch_compile/results/user_models) 29 were slower than cuBLAS."""
+"""Operators of a product's kernel that replace no stitched kernel: of 30 such kernels in 24 steps
+of whole models (benchmarks/torch_compile/results/user_models) 29 were slower than cuBLAS."""
 MIN_DEPTH = 64
 """Products of a smaller depth, as those of adapters, are excepted: one was faster."""
 COPIES = frozenset({"cast", "copy"})
