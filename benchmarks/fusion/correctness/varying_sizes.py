@@ -223,10 +223,14 @@ def choose(
     program: Program, compiled: Callable[..., Tensor], backend: Backend, inputs: list[Tensor]
 ) -> None:
     """Call a program until the backend has chosen, at most :data:`CHOICE_SECONDS`."""
-    end = time.perf_counter() + CHOICE_SECONDS
-    results(compiled, inputs, program.trains)
-    while not all(report.reason for report in backend.reports) and time.perf_counter() < end:
+    end, are_chosen = time.perf_counter() + CHOICE_SECONDS, False
+    while not are_chosen and time.perf_counter() < end:
+        calls = {id(report): report.calls for report in backend.reports}
         results(compiled, inputs, program.trains)
+        # Graphs of other sizes are not called, so nothing chooses for them now.
+        are_chosen = all(
+            report.reason or report.calls == calls.get(id(report)) for report in backend.reports
+        )
 
 
 def choices(backend: Backend) -> list[str]:
