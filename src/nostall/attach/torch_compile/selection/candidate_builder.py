@@ -26,7 +26,7 @@ from nostall.attach.torch_compile.rewrite.matching import region_record
 from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepair
 from nostall.attach.torch_compile.selection.dispatcher import GraphDispatcher, SelectionContext
 from nostall.attach.torch_compile.selection.graph_state import GraphState
-from nostall.attach.torch_compile.selection.precompile import Precompiler
+from nostall.attach.torch_compile.selection.precompile import REGIONS_PER_WORKER, Precompiler
 from nostall.attach.torch_compile.selection.sized_versions import SizedContext
 from nostall.attach.torch_compile.selection.sources import (
     Choice,
@@ -123,7 +123,9 @@ class CandidateBuilder:
         # Read before the observing pass becomes part of Inductor's configuration.
         self.report.local_only_reason = self.versions.local_only_reason
         if self.report.is_rewritten and not self.report.local_only_reason:
-            self.precompiler.start_workers(self.versions.device, 0)
+            # One worker finds the graphs; a second one compiles the version with measured blocks.
+            workers = 1 if self.versions.untuned_reason(copy) else 2
+            self.precompiler.start_workers(self.versions.device, workers * REGIONS_PER_WORKER)
         baseline = self.versions.compile_baseline(module, inputs, observe, copy)
         if not self.report.local_only_reason:
             if observe is not None and not (self.is_observed or self.versions.local_only_reason):
