@@ -121,6 +121,8 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "fusion.unseen_chains": ("--set", "train", "--count", "2", "--most", "2", "--limit", "60"),
     "torch_compile.user_models": ("--zoo", "users", "--models", "llama", "--small",
                                   "--measured", "0.5", "--limit", "90"),
+    "torch_compile.vocabulary_models": ("--zoo", "vocabulary", "--models", "gpt2", "--small",
+                                        "--measured", "0.5", "--limit", "90"),
     "torch_compile.product_kernels": ("--small", "--models", "bert-forward", "--limit", "60",
                                       "--processes", "2", "--seconds", "0.1"),
     "torch_compile.losses": ("--small", "--device", "cpu", "--seconds", "0.2"),
@@ -145,7 +147,8 @@ SLICES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Options of the shortest slice of each benchmark; ``{folder}`` is the output folder."""
 FOLDERS = (
-    "kernels.inductor", "fusion.chains", "torch_compile.models", "torch_compile.user_models"
+    "kernels.inductor", "fusion.chains", "torch_compile.models", "torch_compile.user_models",
+    "torch_compile.vocabulary_models",
 )  # fmt: skip
 """Benchmarks whose ``--out`` is a folder."""
 TAIL_LINES = 12

@@ -37,7 +37,6 @@ from benchmarks.torch_compile.step_timing import (
     CapturedStep,
     Stopwatch,
     capture_step,
-    peak_bytes,
     profile_kernels,
     synchronize,
     time_interleaved,
@@ -202,8 +201,8 @@ def _measure_programs(
     )
     store(**result)
     if setup.device == "cuda":
-        steps = {name: program.step for name, program in programs.items()}
-        result["peak_bytes"] = {name: peak_bytes(step) for name, step in steps.items()}
+        result["peak_bytes"] = {name: program.peak_bytes() for name, program in programs.items()}
+        result["state_bytes"] = programs[names[0]].state_bytes
         if setup.part in REPLAYED:
             result["replayed"] = time_replays(programs, setup)
             store(**result)

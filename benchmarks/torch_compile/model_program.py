@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from benchmarks.harness.gpu_lock import gpu_turn
 from benchmarks.torch_compile.model_setup import Method, Setup
 from benchmarks.torch_compile.model_zoo.parts import Model
-from benchmarks.torch_compile.step_timing import synchronize
+from benchmarks.torch_compile.step_timing import peak_bytes, synchronize
 
 if TYPE_CHECKING:
     from nostall.attach.torch_compile.report import GraphReport
@@ -72,6 +72,17 @@ class Program:
         # After a norm the gradient of the mean square alone is only rounding error.
         (result.float() - self._wanted).square().mean().backward()
         return result.detach()
+
+    def peak_bytes(self) -> int:
+        """Peak memory of a step above :attr:`state_bytes`; gradients are part of it."""
+        self.module.zero_grad(set_to_none=True)
+        return peak_bytes(self.step)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of parameters, buffers and inputs."""
+        tensors = [*self.module.parameters(), *self.module.buffers(), *self.inputs]
+        return sum(x.numel() * x.element_size() for x in {id(x): x for x in tensors}.values())
 
     @property
     def has_chosen(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.torch_compile.model_zoo.parts import models
-from benchmarks.torch_compile.model_zoo.user_models import user_models
+from benchmarks.torch_compile.model_zoo.user_models import user_models, vocabulary_models
 
 AUTOTUNE, GRAPHS = "max-autotune-no-cudagraphs", "reduce-overhead"
 STITCHED_ALWAYS = {"nostall.choose": "stitched"}
@@ -48,8 +48,9 @@ INTERLEAVED = {
 """Methods that are timed interleaved, by part; all are compared with the first."""
 REPLAYED = ("steady", "gain")
 """Parts that also time whole steps as CUDA graphs."""
-ZOOS = {"parts": models, "users": user_models}
-"""Sets of models: parts of published models, and whole models as users write them."""
+ZOOS = {"parts": models, "users": user_models, "vocabulary": vocabulary_models}
+"""Sets of models: parts of published models, whole models as users write them, and those with
+large vocabularies."""
 PROCESS_COUNTS = {"graphs": 4}
 """Number of processes of a part (default 1).
 

@@ -77,6 +77,7 @@ COMPILE_THREADS = 16
 DEFAULT_PARTS = {
     "parts": tuple(part for part in PARTS if part not in (*PAIR_SECONDS, "gain")),
     "users": ("gain",),
+    "vocabulary": ("gain",),
 }
 """Parts that are measured if none are selected, by set of models."""
 

@@ -65,6 +65,7 @@ def models_page(loaded: Mapping[str, Model]) -> str:
         **_losses(),
         **_attention(),
         **_varying(),
+        **_vocabulary(),
     }
     return render_page(__file__, PAGE, values)
 
@@ -149,6 +150,27 @@ def _varying() -> dict[str, Any]:
         if "failed" not in found
     ]
     return {"varying": rows, "varying_about": contents[0], "varying_files": files}
+
+
+def _vocabulary() -> dict[str, Any]:
+    """Training steps with large vocabularies: speed and peak memory beside torch.compile."""
+    files = sorted((results("torch_compile") / "vocabulary").glob("*.gain.json"))
+    found = {path.name.partition(".")[0]: load(path) for path in files}
+    found = {name: each for name, each in found.items() if "peak_bytes" in each}
+    rows, shares = [], []
+    for name, each in found.items():
+        peaks = {way: each["state_bytes"] + peak for way, peak in each["peak_bytes"].items()}
+        base, ours = peaks["compile"], peaks["nostall"]
+        shares.append(ours / base)
+        rows.append([
+            name, _replayed({"replayed": each["looped"]}, "nostall"), _replayed(each, "nostall"),
+            f"{1e-9 * ours:.2f}", f"{1e-9 * base:.2f}", f"{100 * (ours / base - 1):+.0f} %",
+            "; ".join(_changes(each["graphs"]["nostall"])) or "nothing",
+        ])  # fmt: skip
+    return {
+        "vocabulary": rows, "vocabulary_median": median(shares) - 1 if shares else None,
+        "vocabulary_about": next(iter(found.values()), None), "vocabulary_files": files,
+    }  # fmt: skip
 
 
 def _varying_row(name: str, found: Mapping[str, Any]) -> list[str]:

@@ -199,7 +199,7 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
         eager_errors.append(max_error(results(function, inputs, program.trains), exact))
     result = {
         "sizes": sizes,
-        "choices": [str(report) for report in backend.reports],
+        "choices": choices(backend),
         "cpu_seconds": sum(report.cpu_seconds for report in backend.reports),
         "kernels": backend.reports[-1].kernels,
         "called": called,
@@ -215,7 +215,7 @@ def measure(program: Program, options: argparse.Namespace) -> dict[str, Any]:
     if not on_cpu:
         ways = {"inductor": plain, "stitched": compiled}
         result["times"] = times(program, ways, backend, options)
-        result["choices"] = [str(report) for report in backend.reports]
+        result["choices"] = choices(backend)
     return result
 
 
@@ -223,10 +223,19 @@ def choose(
     program: Program, compiled: Callable[..., Tensor], backend: Backend, inputs: list[Tensor]
 ) -> None:
     """Call a program until the backend has chosen, at most :data:`CHOICE_SECONDS`."""
-    end = time.perf_counter() + CHOICE_SECONDS
-    results(compiled, inputs, program.trains)
-    while not all(report.reason for report in backend.reports) and time.perf_counter() < end:
+    end, are_chosen = time.perf_counter() + CHOICE_SECONDS, False
+    while not are_chosen and time.perf_counter() < end:
+        calls = {id(report): report.calls for report in backend.reports}
         results(compiled, inputs, program.trains)
+        # Graphs of other sizes are not called, so nothing chooses for them now.
+        are_chosen = all(
+            report.reason or report.calls == calls.get(id(report)) for report in backend.reports
+        )
+
+
+def choices(backend: Backend) -> list[str]:
+    """The choice of each graph, and those at further sizes."""
+    return [text for report in backend.reports for text in (str(report), *report.at_sizes)]
 
 
 def compilations() -> int:
@@ -295,6 +304,8 @@ def times(
             run()
         if options.choose == "measure":
             choose(program, ways["stitched"], backend, inputs)
+            with gpu_turn():  # the second call of a range of sizes compares the versions there
+                runs["stitched"]()
         with gpu_turn():
             *samples, null = EventClock().samples(
                 "", [*runs.values(), runs["inductor"]], options.seconds

@@ -218,6 +218,30 @@ def lora(sizes: Sizes, train: bool) -> ModuleAndInputs:
     return module, inputs
 
 
+def llama3(sizes: Sizes, train: bool) -> ModuleAndInputs:
+    """Llama 3 with its vocabulary."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**_decoder(sizes, vocab_size=sizes(128256, 60)))
+    return _language(LlamaForCausalLM(config), sizes, config.vocab_size, train)
+
+
+def olmo2(sizes: Sizes, train: bool) -> ModuleAndInputs:
+    """OLMo 2 with its vocabulary: norms behind blocks, and of queries and keys."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    config = Olmo2Config(**_decoder(sizes, vocab_size=sizes(100352, 60)))
+    return _language(Olmo2ForCausalLM(config), sizes, config.vocab_size, train)
+
+
+def cohere(sizes: Sizes, train: bool) -> ModuleAndInputs:
+    """Command R: parallel blocks, scaled logits, a vocabulary of 256,000."""
+    from transformers import CohereConfig, CohereForCausalLM
+
+    config = CohereConfig(**_decoder(sizes, vocab_size=sizes(256000, 60), num_hidden_layers=2))
+    return _language(CohereForCausalLM(config), sizes, config.vocab_size, train)
+
+
 KINDS: dict[str, Callable[[Sizes, bool], ModuleAndInputs]] = {
     "llama": llama,
     "qwen": qwen,
@@ -233,6 +257,25 @@ KINDS: dict[str, Callable[[Sizes, bool], ModuleAndInputs]] = {
     "lora": lora,
 }
 """Functions that make a module and its inputs, by kind."""
+
+
+VOCABULARY_KINDS = {
+    "gpt2": gpt2,
+    "qwen": qwen,
+    "llama3": llama3,
+    "olmo2": olmo2,
+    "cohere": cohere,
+}
+"""Kinds with at least 50,000 words, whose logits take much of a training step's memory."""
+
+
+def vocabulary_models(small: bool = False) -> dict[str, Model]:
+    """Training steps of the kinds with large vocabularies; ``small`` for tests."""
+    sizes = Sizes(small)
+    return {
+        f"{kind}-train": Model(lambda make=make: make(sizes, True), True)  # type: ignore[misc]
+        for kind, make in VOCABULARY_KINDS.items()
+    }
 
 
 def user_models(small: bool = False) -> dict[str, Model]:

@@ -18,6 +18,7 @@ from nostall.attach.torch_compile.rewrite.compilers import (
     has_searched_blocks,
     inductor_patches,
 )
+from nostall.attach.torch_compile.selection.sized_versions import SizedVersions, load_choice
 from nostall.attach.torch_compile.selection.versions import GraphVersions
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import FOLLOWS_RANK_0, RankSync, Selection
@@ -26,6 +27,7 @@ from nostall.attach.warning import warn_once
 from nostall.core import garbage_collector
 
 if TYPE_CHECKING:
+    from nostall.attach.torch_compile.measure.graph_comparison import GraphClocks
     from nostall.attach.torch_compile.selection.candidate_builder import CandidateBuilder
     from nostall.gpu.clock import Clock
 
@@ -117,6 +119,9 @@ class _Graph:
             options = self.versions.key_options
             self.report.graph = graph_key(self.module, self.inputs, options, self.patches)
             selection = self._known_selection(store, ranks)
+            is_sized = self.versions.is_dynamic and self.options.choose == "measure"
+            if selection is not None and is_sized and ranks.is_alone:
+                return self._compile_known_sizes(selection, store)
             if selection is not None and selection.version != "inductor":
                 return self._compile_known_candidate(selection)
             pending = None
@@ -129,6 +134,9 @@ class _Graph:
         if pending is not None:
             builder, copy = pending
             return builder.dispatcher(self.module, copy, self.inputs, store)
+        return self._compile_known_baseline()
+
+    def _compile_known_baseline(self) -> CompiledGraph:
         # Inductor was available when this was selected, so no spare copy is made: that would take
         # longer than everything else here.
         observe = _resume_collector if self.versions.needs_observation else None
@@ -144,15 +152,32 @@ class _Graph:
         self.report.state = selection.version
         return candidate.run
 
-    def _candidate_builder(self) -> CandidateBuilder:
+    def _compile_known_sizes(self, selection: Selection, store: KernelStore) -> CompiledGraph:
+        """The version that was selected for the traced sizes; others are chosen when they come."""
+        copy, inputs = clone_graph(self.module), DynamicInputs(self.inputs)
+        sized = self.versions.sized(copy, inputs, store, self._clocks())
+        if selection.version == "inductor":
+            run, candidate = self._compile_known_baseline(), Selection("stitched")
+        else:
+            run, candidate = self._compile_known_candidate(selection), selection
+        versions = {selection.version: run}
+        return SizedVersions(sized, candidate, versions, sized.places.traced, selection.version)
+
+    def _clocks(self) -> GraphClocks:
         from nostall.attach.torch_compile.measure.graph_comparison import GraphClocks
-        from nostall.attach.torch_compile.selection.candidate_builder import CandidateBuilder
-        from nostall.gpu.clock import EventClock, ReplayClock, StepReplayClock, WallClock
+        from nostall.gpu.clock import EventClock, StepReplayClock, WallClock
 
         on_gpu = input_device(self.inputs).type == "cuda"
         clock = self.clock or (EventClock() if on_gpu else WallClock())
         replays = StepReplayClock() if on_gpu and self.clock is None else None
-        clocks = GraphClocks(clock, self.options.seconds, replays)
+        return GraphClocks(clock, self.options.seconds, replays)
+
+    def _candidate_builder(self) -> CandidateBuilder:
+        from nostall.attach.torch_compile.selection.candidate_builder import CandidateBuilder
+        from nostall.gpu.clock import ReplayClock
+
+        on_gpu = input_device(self.inputs).type == "cuda"
+        clocks = self._clocks()
         kernel_clock = self.kernel_clock or (ReplayClock() if on_gpu else None)
         dynamic_inputs = DynamicInputs(self.inputs) if self.versions.is_dynamic else None
         return CandidateBuilder(self.versions, self.patches, clocks, kernel_clock, dynamic_inputs)
@@ -167,7 +192,11 @@ class _Graph:
             selection = ranks.fetch(report.graph, store)
             report.reason = FOLLOWS_RANK_0 if selection is not None else ""
             return selection
-        record = store.load(SelectionRecord, report.graph)
+        places = self.versions.places
+        if places is not None and ranks.is_alone:
+            record = load_choice(store, report.graph, places.traced)
+        else:
+            record = store.load(SelectionRecord, report.graph)
         if record is None or (record.tuned and not has_searched_blocks()):
             return None
         if record.version == "stitched":
@@ -179,16 +208,7 @@ class _Graph:
         report.comparison, report.kernels = record.comparison, len(record.kernels)
         report.state, report.earlier = record.version, list(record.earlier)
         report.blocks, report.is_tuned = record.blocks, record.tuned
-        kept = frozenset(record.kept_in_inductor)
-        selection = Selection(
-            record.version,
-            kept,
-            record.regions,
-            record.products_only,
-            record.whole_logits,
-            record.fewer_chunks,
-            record.tuned,
-        )
+        selection = Selection.stored(record)
         ranks.publish(report.graph, selection, store)
         return selection
 

@@ -44,6 +44,8 @@ class GraphReport:
     kept_in_inductor: int = 0
     # Sizes of the call at which the versions were compared, if sizes are dynamic.
     compared_at: str = ""
+    # The outcome at other sizes, one line for each bucket of sizes with a choice of its own.
+    at_sizes: list[str] = field(default_factory=list)
     # Kernels that stay with Inductor because they are not accurate, each with operator and error.
     inaccurate: list[str] = field(default_factory=list)
     # What was measured of matrix products with elementwise readers, one line for each.
@@ -115,7 +117,8 @@ class GraphReport:
         if self.comparison is not None and self.comparison.memory:
             lines.append(f"  {self.comparison.memory}")
         if self.compared_at:
-            lines.append(f"  compared at {self.compared_at}; this version runs at all sizes")
+            lines.append(f"  compared at {self.compared_at}; this version runs at such sizes")
+        lines += [f"  at {line}" for line in self.at_sizes]
         lines += [f"  {line}" for line in (*self.attention, *self.loss, *self.chunked, *self.left)]
         for number, explanation in enumerate(self.explanations, 1):
             lines += [f"  graph {number} of Inductor: {explanation[0]}"]

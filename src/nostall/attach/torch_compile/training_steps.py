@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 Action = Callable[[], None]
+MOST_UNUSED = 16
+"""Results in a row without a backward pass behind which none is expected: a program may call models
+with gradients on and keep a result, but never run a backward pass."""
 COMPILED_NODE = "CompiledFunctionBackward"
 """Class name of the autograd node of a function that AOTAutograd compiled."""
 
@@ -31,6 +34,8 @@ class TrainingSteps:
         """Actions that wait for the end of the current step."""
         self._backward_passes: set[int] = set()
         self._count = 0
+        # Results since the last backward pass.
+        self._unused = 0
 
     @property
     def is_active(self) -> bool:
@@ -40,7 +45,8 @@ class TrainingSteps:
     @property
     def between_steps(self) -> bool:
         """Whether no backward pass is pending and no CUDA graph is being captured."""
-        return not self._backward_passes and not is_capturing()
+        is_pending = bool(self._backward_passes) and self._unused < MOST_UNUSED
+        return not is_pending and not is_capturing()
 
     def leave(self, graph: Any) -> None:
         """Note that a graph's version is selected.
@@ -56,14 +62,21 @@ class TrainingSteps:
 
         ``on_retained`` is called if a backward pass ran with ``retain_graph``.
         """
-        for node in _backward_nodes(result):
+        nodes = _backward_nodes(result)
+        self._unused += bool(nodes)
+        for node in nodes:
             self._count += 1
             number = self._count
             self._backward_passes.add(number)
-            hook = _BackwardHook(self._backward_passes, number, on_retained)
+            hook = _BackwardHook(self, number, on_retained)
             node.register_hook(hook)
             # The node owns the hook, so the hook is freed when the backward pass cannot run again.
             weakref.finalize(hook, self._backward_passes.discard, number)
+
+    def end_backward(self, number: int) -> None:
+        """Note that a backward pass, by its number, has run."""
+        self._backward_passes.discard(number)
+        self._unused = 0
 
     def run_between_steps(self, action: Action) -> None:
         """Run an action at the next call that begins between two steps."""
@@ -78,11 +91,11 @@ class TrainingSteps:
 class _BackwardHook:
     """A hook that runs after a backward pass and marks it as done."""
 
-    def __init__(self, pending: set[int], number: int, on_retained: Action | None) -> None:
-        self._pending, self._number, self._on_retained = pending, number, on_retained
+    def __init__(self, steps: TrainingSteps, number: int, on_retained: Action | None) -> None:
+        self._steps, self._number, self._on_retained = steps, number, on_retained
 
     def __call__(self, *_: Any) -> None:
-        self._pending.discard(self._number)
+        self._steps.end_backward(self._number)
         if self._on_retained is None:
             return
         if torch._C._autograd._get_current_graph_task_keep_graph():

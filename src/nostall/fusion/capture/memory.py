@@ -9,9 +9,17 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+CHECKPOINTED_DRAWS = (
+    "run_and_save_rng_state",
+    "run_with_rng_state",
+    "graphsafe_run_with_rng_state",
+)
+
 
 def draws_random_numbers(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of ATen draws random numbers; attention does so only with dropout."""
+    if is_checkpointed_draw(operator):
+        return True
     if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
         return False
     for place, argument in enumerate(operator._schema.arguments):
@@ -19,6 +27,13 @@ def draws_random_numbers(operator: Any, args: Sequence[Any], kwargs: Mapping[str
             given = args[place] if place < len(args) else kwargs.get("dropout_p")
             return bool((argument.default_value if given is None else given) != 0.0)
     return True
+
+
+def is_checkpointed_draw(operator: Any) -> bool:
+    """Whether an operator runs another one with a random state that checkpointing keeps."""
+    return getattr(operator, "__name__", "") in CHECKPOINTED_DRAWS and not hasattr(
+        operator, "_schema"
+    )
 
 
 def shared_memory(nodes: Iterable[Node]) -> dict[Node, Node]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import statistics
 import time
 from collections import Counter
@@ -44,7 +45,7 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (
 from nostall.attach.torch_compile.rewrite.matching import operator_owners
 from nostall.attach.torch_compile.rewrite.products import product_record, products_of
 from nostall.attach.torch_compile.rewrite.rewrite import insert_kernels, insert_products
-from nostall.attach.torch_compile.runtime.custom_op import load_op
+from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP, load_op
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord, RegionRecord
 from nostall.attach.torch_compile.store.regions import region_key
@@ -68,6 +69,16 @@ COMPARISON_SECONDS = 0.15
 """Measurement of the best configuration against cuBLAS and Inductor, in seconds."""
 MAX_NEIGHBOURS = 64
 """Operators that read a kernel's results and are measured with it, at most."""
+SUMS = frozenset({"add", "sub", "mul", "div", "neg", "reciprocal", "cast", "copy"})
+"""Operators of a product's kernel that replace no stitched kernel: of 30 such kernels in 24 steps
+of whole models (benchmarks/torch_compile/results/user_models) 29 were slower than cuBLAS."""
+MIN_DEPTH = 64
+"""Products of a smaller depth, as those of adapters, are excepted: one was faster."""
+COPIES = frozenset({"cast", "copy"})
+"""Operators in front of a product that a kernel computes again for each block of columns; with
+others all of 14 such kernels were slower, 0.21 to 0.68 times as fast."""
+MAX_BLOCK_COLUMNS = 256
+"""Columns of the widest block."""
 SURPASSED = "; another kernel of this product saves more and is used"
 
 
@@ -112,6 +123,19 @@ def occurrences(graphs: Sequence[GraphModule], kernel_filter: KernelFilter) -> I
             captured, products = captured_and_products
             for found in products.found:
                 yield Occurrence(found, captured, module, number)
+
+
+def is_promising(found: FoundProduct, *, replaces: bool) -> bool:
+    """Whether a product's kernel is worth a compilation, by what kernels of its kind gained.
+
+    ``replaces``: in the place of a stitched kernel that computes the product's readers.
+    """
+    kernel = found.kernel
+    in_front = {kernel.graph[index].op for index in kernel.prologue[:-1]}
+    if not in_front <= COPIES and kernel.shape.columns > MAX_BLOCK_COLUMNS:
+        return False
+    only_sums = {kernel.graph[index].op for index in kernel.epilogue} <= SUMS
+    return not (replaces and only_sums and kernel.shape.depth > MIN_DEPTH)
 
 
 def by_bytes(found: Iterable[Occurrence]) -> list[list[Occurrence]]:
@@ -175,6 +199,8 @@ class ProductComparisons(Comparisons):
     records: dict[str, KernelComparisonRecord] = field(default_factory=dict)
     # Time that measurements have taken, in seconds.
     seconds: float = 0.0
+    # Graphs of products that Inductor compiles for measurements, by the key of the measurement.
+    baselines: dict[str, GraphModule] = field(default_factory=dict)
     # The products after the kernels of a filter, by what they depend on.
     _found: dict[str, list[Occurrence]] = field(default_factory=dict)
     # When no further measurement may begin, as ``time.perf_counter`` counts.
@@ -202,13 +228,28 @@ class ProductComparisons(Comparisons):
         inserted = "" if kernel_filter.products_only else str(kernel_filter.cache_key)
         key = f"{len(self.graphs)} {inserted}"
         if key not in self._found:
-            self._found[key] = list(occurrences(self.graphs, kernel_filter))
+            replaces = kernel_filter.products_only
+            self._found[key] = [
+                each
+                for each in occurrences(self.graphs, kernel_filter)
+                if is_promising(each.found, replaces=replaces)
+            ]
         return self._found[key]
 
     def product_graphs(self, kernel_filter: KernelFilter) -> list[Graph]:
         """The distinct graphs of the products' kernels."""
         groups = by_bytes(self.occurrences(kernel_filter))
         return [same[0].found.kernel.graph for same in groups]
+
+    def add_baselines(self, kernel_filter: KernelFilter) -> None:
+        """Note what Inductor will compile for the products after the kernels of a filter."""
+        for same in by_bytes(self.occurrences(kernel_filter)):
+            case = same[0].case
+            self.baselines.setdefault(self._case_key(case), case.module)
+
+    def _case_key(self, case: ProductCase) -> str:
+        """The key of the measurement of a product."""
+        return self.key("product ", case.module, case.found.kernel.graph.key)
 
     def chosen(
         self,
@@ -252,7 +293,7 @@ class ProductComparisons(Comparisons):
         None if ``options.product_seconds`` are over.  ``note`` is added to the line of the report.
         """
         store, text = KernelStore(), f"{title(case)}{note}"
-        key = self.key("product ", case.module, case.found.kernel.graph.key)
+        key = self._case_key(case)
         record = store.load(KernelComparisonRecord, key)
         if record is None:
             if time.perf_counter() > self._end:
@@ -383,8 +424,26 @@ def comparison_runs(
     kernel_filter = KernelFilter(regions=regions, products=True)
     if not insert_products(changed, kernel_filter, RewriteResult()):
         raise NotComparable("the product has another kernel on its own than in its graph")
-    plain, fused = (compiled_run(module, compiler) for module in (copy_graph(case.module), changed))
-    return plain, fused
+    return compiled_run(copy_graph(case.module), compiler), (
+        _kernel_alone(changed) or compiled_run(changed, compiler)
+    )
+
+
+def _kernel_alone(module: GraphModule) -> Run | None:
+    """A run of a graph that is one kernel, which needs no compilation; None for other graphs."""
+    calls = [
+        node
+        for node in module.graph.nodes
+        if node.op not in ("placeholder", "output")
+        and node.target is not operator.getitem
+        and not getattr(node.target, "is_view", False)
+    ]
+    if [node.target for node in calls] != [STITCHED_OP]:
+        return None
+    op = load_op(calls[0].args[1])
+    return partial(
+        op.unchecked_call, synthetic_inputs(op.launcher(None).inputs, graph_device(module))
+    )
 
 
 def check_accuracy(found: FoundProduct, region: RegionRecord, device: Any) -> None:

@@ -21,6 +21,7 @@ from nostall.attach.torch_compile.measure.product_comparison import (
     ProductComparisons,
     by_bytes,
     is_gain,
+    is_promising,
     measured_region,
     seconds_saved,
 )
@@ -159,8 +160,9 @@ def _with_stitched_readers(
         captured, matches = matched
         counts.update(match.key for match in matches)
         for found in find_products(captured, seed_pairs(captured)).found:
-            if found.kernel.prologue:
-                continue  # the same product without a prologue has these readers, too
+            # The same product without a prologue has these readers, too.
+            if found.kernel.prologue or not is_promising(found, replaces=True):
+                continue
             keys = frozenset(m.key for m in matches if _computes_reader(captured, m, found))
             if keys:
                 yield Occurrence(found, captured, module, number, keys)

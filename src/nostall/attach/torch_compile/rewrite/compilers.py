@@ -189,12 +189,44 @@ class InductorCompiler:
             compiled: CompiledGraph = compile_fx(module, inputs, config_patches=patches)
         return compiled
 
+    def find_graphs(
+        self, module: GraphModule, inputs: Sequence[Any], observe: GraphObserver
+    ) -> None:
+        """Call ``observe`` with the graphs that a baseline has; no code is generated for them."""
+        from functorch.compile import make_boxed_func
+        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+        count = 0
+
+        def note(graph: GraphModule) -> None:
+            nonlocal count
+            observe(graph)
+            count += 1
+            raise _Observed
+
+        def compile_until_observed(graph: GraphModule, args: Sequence[Any], **kwargs: Any) -> Any:
+            before = count
+            try:
+                return compile_fx_inner(graph, args, **kwargs)
+            except Exception:  # Inductor may raise another one in the place of _Observed
+                if count == before:
+                    raise
+                return make_boxed_func(lambda *_: ())  # is not called
+
+        patches = {**self.patches, PASS_OPTION: ObservingPass(note)}
+        with backward_with_forward():
+            compile_fx(module, inputs, compile_until_observed, config_patches=patches)
+
     @property
     def _user_pass(self) -> Any:
         """The user's pass for the option that the backend sets."""
         from torch._inductor import config
 
         return self.patches.get(PASS_OPTION) or getattr(config, PASS_OPTION)
+
+
+class _Observed(Exception):
+    """Ends the compilation of a graph that was observed."""
 
 
 class InductorUnavailable(Exception):

@@ -125,7 +125,10 @@ def chunk_losses(module: GraphModule, *, forced: bool = False, chunks: int = CHU
             product = product_before(node)
             if product is None:
                 if node.target is CROSS_ENTROPY:
-                    raise Refused("they are no product of this graph")
+                    raise Refused(
+                        "they are no product of this graph; if a graph break is between them, "
+                        "TORCH_LOGS=graph_breaks names it"
+                    )
                 continue
             if product.node in done:
                 continue

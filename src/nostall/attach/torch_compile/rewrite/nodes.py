@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import Graph, Node
 
 from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
-from nostall.fusion.capture.memory import draws_random_numbers
+from nostall.fusion.capture.memory import draws_random_numbers, is_checkpointed_draw
 
 # -- values ----------------------------------------------------------------------------------------
 
@@ -115,6 +115,9 @@ def _mutates(node: Node) -> bool:
         return True
     if node.op != "call_function" or node.target is operator.getitem:
         return False
+    if is_checkpointed_draw(node.target):
+        parts = [x for x in node.args if isinstance(x, torch._ops.OpOverload)]
+        return len(parts) != 1 or parts[0]._schema.is_mutable
     return getattr(node.target, "_schema", None) is None or _has_mutable_schema(node)
 
 

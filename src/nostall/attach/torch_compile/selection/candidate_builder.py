@@ -26,7 +26,8 @@ from nostall.attach.torch_compile.rewrite.matching import region_record
 from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepair
 from nostall.attach.torch_compile.selection.dispatcher import GraphDispatcher, SelectionContext
 from nostall.attach.torch_compile.selection.graph_state import GraphState
-from nostall.attach.torch_compile.selection.precompile import Precompiler
+from nostall.attach.torch_compile.selection.precompile import REGIONS_PER_WORKER, Precompiler
+from nostall.attach.torch_compile.selection.sized_versions import SizedContext
 from nostall.attach.torch_compile.selection.sources import (
     Choice,
     ProductSource,
@@ -113,7 +114,7 @@ class CandidateBuilder:
             clocks=self.clocks,
             tasks=self.tasks,
             about=circumstances(self.versions.device, self.patches),
-            is_dynamic=self.versions.is_dynamic,
+            sized=self._sized(copy, store),
             repair=self._repair(copy),
             next_selection=self._next_selection,
             block_seconds=self.versions.options.block_seconds,
@@ -121,6 +122,10 @@ class CandidateBuilder:
         observe = self._observer() if self.versions.needs_observation else None
         # Read before the observing pass becomes part of Inductor's configuration.
         self.report.local_only_reason = self.versions.local_only_reason
+        if self.report.is_rewritten and not self.report.local_only_reason:
+            # One worker finds the graphs; a second one compiles the version with measured blocks.
+            workers = 1 if self.versions.untuned_reason(copy) else 2
+            self.precompiler.start_workers(self.versions.device, workers * REGIONS_PER_WORKER)
         baseline = self.versions.compile_baseline(module, inputs, observe, copy)
         if not self.report.local_only_reason:
             if observe is not None and not (self.is_observed or self.versions.local_only_reason):
@@ -128,10 +133,16 @@ class CandidateBuilder:
             self._prepare_blocks(copy, inputs)
             compiler = self.versions.compiler.without_cuda_graphs
             compile_baselines = self.precompiler.compile_baselines
-            comparisons = self.regions.comparisons
+            comparisons, products = self.regions.comparisons, self.products.comparisons
             for worker in INDUCTOR_WORKERS:
-                self.tasks.add_final(partial(compile_baselines, comparisons, compiler, worker))
+                task = partial(compile_baselines, comparisons, compiler, worker, products)
+                self.tasks.add_final(task)
         return GraphDispatcher(baseline, partial(self._build, copy), context, self.state)
+
+    def _sized(self, copy: GraphModule, store: KernelStore) -> SizedContext | None:
+        if self.dynamic_inputs is None:
+            return None
+        return self.versions.sized(copy, self.dynamic_inputs, store, self.clocks)
 
     def _prepare_blocks(self, copy: GraphModule, inputs: Sequence[Any]) -> None:
         """Have a worker compile Inductor's version with its block sizes to be measured."""

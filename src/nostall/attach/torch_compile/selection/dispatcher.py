@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import structs
@@ -29,13 +28,18 @@ from nostall.attach.torch_compile.measure.kernel_comparison import AllKernelsSlo
 from nostall.attach.torch_compile.rewrite.compilers import CompiledGraph
 from nostall.attach.torch_compile.selection.accuracy_repair import AccuracyRepair
 from nostall.attach.torch_compile.selection.graph_state import GraphState, Phase
+from nostall.attach.torch_compile.selection.sized_versions import (
+    Bucket,
+    SizedContext,
+    SizedVersions,
+    sized_key,
+)
 from nostall.attach.torch_compile.selection.versions import Candidate
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import FOLLOWS_RANK_0, RankSync, Selection
 from nostall.attach.torch_compile.store.records import (
     ComparisonRecord,
     EarlierComparison,
-    SelectionRecord,
     Version,
 )
 from nostall.attach.torch_compile.training_steps import STEPS, is_capturing
@@ -77,8 +81,8 @@ class SelectionContext:
     tasks: BackgroundTasks
     # Description of the circumstances, for the stored record.
     about: dict[str, str]
-    # Whether sizes of the graph are dynamic: versions are compared at those of one call.
-    is_dynamic: bool = False
+    # Where sizes are dynamic: what choices for other sizes than those of one call are made with.
+    sized: SizedContext | None = None
     # Compiles candidates without their inaccurate kernels; None if nothing can.
     repair: AccuracyRepair | None = None
     # The order in which candidates are tried.
@@ -238,7 +242,7 @@ class GraphDispatcher:
             return
         began = time.perf_counter()
         self._print_progress("comparing …")
-        if self._context.is_dynamic:
+        if self._context.sized is not None:
             self.report.compared_at = call.sizes
         try:
             comparison, kernels = self._compare(candidate, call)
@@ -273,7 +277,15 @@ class GraphDispatcher:
                 return
             selection = self._best
         reason = self._reason(verdict, candidate, comparison)
-        self._commit(selection, reason, kernels, comparison, ranks)
+        bucket = None
+        if (sized := self._context.sized) is not None and ranks.is_alone:
+            bucket = sized.places.bucket(call.args)
+            versions: dict[Version, CompiledGraph]
+            versions = {"inductor": self._baseline, "stitched": candidate.run}
+            self._active = SizedVersions(
+                sized, candidate.selection, versions, bucket, selection.version
+            )
+        self._commit(selection, reason, kernels, comparison, ranks, bucket)
 
     def _compare_blocks(self, candidate: Candidate, call: Call) -> None:
         """Search block sizes of Inductor's kernels; candidates must beat the version with them if
@@ -367,28 +379,22 @@ class GraphDispatcher:
         kernels: tuple[str, ...],
         comparison: ComparisonRecord | None,
         ranks: RankSync,
+        bucket: Bucket | None = None,
     ) -> None:
-        """Make a selection final, store it, and send it to the other ranks."""
+        """Make a selection final, store it, and send it to the other ranks.
+
+        ``bucket``: that of the sizes at which it holds; None if it holds at all sizes.
+        """
+        context = self._context
         self._decide(selection.version, reason)
-        record = SelectionRecord(
-            version=selection.version,
-            reason=reason,
-            kernels=kernels,
-            kept_in_inductor=tuple(sorted(selection.kept_in_inductor)),
-            regions=dict(selection.regions),
-            products_only=selection.products_only,
-            whole_logits=selection.whole_logits,
-            fewer_chunks=selection.fewer_chunks,
-            tuned=selection.tuned,
-            blocks=self.report.blocks,
-            comparison=comparison,
-            earlier=tuple(self.report.earlier),
-            about=self._context.about,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        record = selection.record(reason, kernels, comparison, context.about)
+        record = structs.replace(
+            record, blocks=self.report.blocks, earlier=tuple(self.report.earlier)
         )
+        key = context.graph if bucket is None else sized_key(context.graph, bucket)
         try:
-            ranks.publish(self._context.graph, selection, self._context.store)
-            self._context.store.save(self._context.graph, record)
+            ranks.publish(context.graph, selection, context.store)
+            context.store.save(key, record)
         except Exception as error:  # the selection is valid for this process all the same
             warn_once(f"a selection is not stored: {error}")
 
@@ -439,7 +445,11 @@ class GraphDispatcher:
         self._build_candidate, self._candidate = _already_selected, None
         self._selection = None
         self._context = replace(
-            self._context, tasks=BackgroundTasks(), repair=None, next_selection=no_selection
+            self._context,
+            tasks=BackgroundTasks(),
+            repair=None,
+            next_selection=no_selection,
+            sized=None,
         )
         STEPS.leave(self)
         if not STEPS.pending:

@@ -28,6 +28,7 @@ from nostall.attach.torch_compile.measure.plan_tuning import (
     PlanTuning,
     ProductTuning,
 )
+from nostall.attach.torch_compile.measure.product_comparison import ProductComparisons
 from nostall.attach.torch_compile.rewrite.compilers import GraphCompiler, InductorCompiler
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
 from nostall.attach.torch_compile.selection.graph_state import GraphState
@@ -186,7 +187,11 @@ class Precompiler:
         return self._state.is_decided or is_exiting()
 
     def compile_baselines(
-        self, comparisons: KernelComparisons, compiler: GraphCompiler, worker: Worker
+        self,
+        comparisons: KernelComparisons,
+        compiler: GraphCompiler,
+        worker: Worker,
+        products: ProductComparisons | None = None,
     ) -> None:
         """Compile baselines in a worker, in parallel with the workers of other threads.
 
@@ -197,7 +202,7 @@ class Precompiler:
         if not isinstance(compiler, InductorCompiler):
             return
         while worker is FIRST_INDUCTOR_WORKER or worker.is_attached:
-            job = self._next_baseline_job(comparisons, compiler)
+            job = self._next_baseline_job(comparisons, compiler, products)
             if job is None or self._compile(job, worker).failure:
                 return
             with self._baseline_lock:
@@ -208,12 +213,15 @@ class Precompiler:
                 self._baselines_end = min(self._baselines_end, end)
 
     def _next_baseline_job(
-        self, comparisons: KernelComparisons, compiler: InductorCompiler
+        self,
+        comparisons: KernelComparisons,
+        compiler: InductorCompiler,
+        products: ProductComparisons | None,
     ) -> CompileJob | None:
         """The next job that no worker has taken yet."""
         with self._baseline_lock:
             if self._baseline_jobs is None:
-                self._baseline_jobs = baseline_jobs(comparisons, compiler)
+                self._baseline_jobs = baseline_jobs(comparisons, compiler, products)
             return next(self._baseline_jobs, None)
 
     def compile_candidate(
@@ -294,16 +302,21 @@ class Precompiler:
 
 
 def baseline_jobs(
-    comparisons: KernelComparisons, compiler: InductorCompiler
+    comparisons: KernelComparisons,
+    compiler: InductorCompiler,
+    products: ProductComparisons | None = None,
 ) -> Iterator[CompileJob]:
-    """Jobs that compile the baselines without a stored comparison; the largest ones come first."""
+    """Jobs that compile the baselines without a stored comparison; the largest ones come first,
+    and those of matrix products last."""
     store, patches = KernelStore(), dict(compiler.patches)
-    for key, baseline in comparisons.baselines(store).items():
+    modules = [(key, each.module) for key, each in comparisons.baselines(store).items()]
+    modules += [] if products is None else products.baselines.items()
+    for key, module in modules:
         if store.load(KernelComparisonRecord, key) is None:
-            fakes, device = fake_placeholders(baseline.module), graph_device(baseline.module)
+            fakes, device = fake_placeholders(module), graph_device(module)
             inputs = [(tuple(x.shape), x.stride(), x.dtype, device, False) for x in fakes]
             state = replace(TorchState.capture(), grad=False)
-            yield CompileJob(baseline.module, tuple(inputs), patches, None, state)
+            yield CompileJob(module, tuple(inputs), patches, None, state)
 
 
 def compile_target(device: torch.device) -> Any:

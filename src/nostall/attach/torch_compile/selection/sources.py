@@ -204,6 +204,8 @@ class ProductSource:
         for products_only in (False, True):
             kernel_filter = self._filter(Selection("stitched", products_only=products_only))
             found |= {graph.key: graph for graph in self.comparisons.product_graphs(kernel_filter)}
+            with log_errors():  # they are compiled when they are measured
+                self.comparisons.add_baselines(kernel_filter)
         graphs = [*found.values()]
         if graphs and not self.versions.local_only_reason:
             device = self.versions.device

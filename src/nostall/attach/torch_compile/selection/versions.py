@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
 
-from nostall.attach.torch_compile.graph_copies import clone_graph, fake_inputs
+from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph, fake_inputs
 from nostall.attach.torch_compile.graph_key import device_name, dynamic_symbols, input_device
 from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.report import GraphReport
@@ -26,14 +26,26 @@ from nostall.attach.torch_compile.rewrite.inductor_pass import GraphObserver
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
 from nostall.attach.torch_compile.rewrite.loss import chunk_losses
 from nostall.attach.torch_compile.runtime.chunked_loss import CHUNKS, FEWER_CHUNKS
+from nostall.attach.torch_compile.selection.sized_versions import (
+    Compared,
+    SizedContext,
+    SizePlaces,
+)
+from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.attach.torch_compile.store.rank_sync import RankSync, Selection
 from nostall.attach.warning import warn_once
+
+if TYPE_CHECKING:
+    from nostall.attach.torch_compile.measure.call import Call
+    from nostall.attach.torch_compile.measure.graph_comparison import GraphClocks
 
 T = TypeVar("T")
 
 SMALL_GRAPH = 200
 """Calls of a graph for which the option ``nostall.blocks`` compiles one more version by default:
 compiling a larger one takes processor time that its other kernels seldom gain back."""
+SIZED_SHARE = 0.5
+"""Duration of the comparison at further sizes, as a share of the first one's."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,8 @@ class GraphVersions:
         self.options, self.report = options, report
         self.device = input_device(inputs)
         self.is_dynamic = len(dynamic_symbols(inputs)) > 0
+        # Where a call shows the dynamic sizes; None if there are none.
+        self.places = SizePlaces(inputs) if self.is_dynamic else None
 
     @property
     def local_only_reason(self) -> str:
@@ -137,6 +151,35 @@ class GraphVersions:
         self.report.kernels = len(result.kernels) or self.report.kernels
         self.report.kept_in_inductor = len(kernel_filter.kept_in_inductor)
         return Candidate(run, result, selection)
+
+    def sized(
+        self, copy: GraphModule, inputs: DynamicInputs, store: KernelStore, clocks: GraphClocks
+    ) -> SizedContext:
+        """What choices for other sizes are made with.  ``copy``: the graph as it came."""
+        assert self.places is not None
+
+        def compile_version(selection: Selection) -> CompiledGraph:
+            module = clone_graph(copy)
+            with inputs.tracing():
+                if selection.version == "inductor":
+                    # With a pass, as at first: PyTorch's cache keys contain it.
+                    return self.compile_baseline(module, inputs.inputs, lambda graph: None, module)
+                module = self.rewritten(module, selection)
+                return self.compile_candidate(module, inputs.inputs, selection).run
+
+        def compare(baseline: CompiledGraph, candidate: CompiledGraph, call: Call) -> Compared:
+            from nostall.attach.torch_compile.measure.graph_comparison import compare_graphs
+
+            shorter = replace(clocks, seconds=SIZED_SHARE * clocks.seconds)
+            needs_kernels = not self.report.is_rewritten
+            return compare_graphs(
+                self.report.graph, baseline, candidate, call, shorter, copy, needs_kernels, False
+            )
+
+        about = circumstances(self.device, getattr(self.compiler, "patches", {}))
+        return SizedContext(
+            self.report.graph, store, self.places, compile_version, compare, about, self.report
+        )
 
     def rewritten(self, module: GraphModule, selection: Selection) -> GraphModule:
         """The graph of a selection's candidate: ``module``, changed in place before AOTAutograd."""

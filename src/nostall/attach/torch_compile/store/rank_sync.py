@@ -11,13 +11,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Self
 
 import msgspec
 import torch
 
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
-from nostall.attach.torch_compile.store.records import Record, RegionRecord, Version
+from nostall.attach.torch_compile.store.records import (
+    ComparisonRecord,
+    Record,
+    RegionRecord,
+    SelectionRecord,
+    Version,
+)
 
 FOLLOWS_RANK_0 = "rank 0 has chosen"
 """Reason in the reports of the other ranks."""
@@ -50,6 +57,42 @@ class Selection:
         if self.whole_logits:
             return f"{kernels}, logits kept"
         return f"{kernels}, fewer chunks" if self.fewer_chunks else kernels
+
+    @classmethod
+    def stored(cls, record: SelectionRecord) -> Self:
+        """The selection of a record."""
+        return cls(
+            record.version,
+            frozenset(record.kept_in_inductor),
+            record.regions,
+            record.products_only,
+            record.whole_logits,
+            record.fewer_chunks,
+            record.tuned,
+        )
+
+    def record(
+        self,
+        reason: str,
+        kernels: tuple[str, ...],
+        comparison: ComparisonRecord | None,
+        about: dict[str, str],
+    ) -> SelectionRecord:
+        """The record of the selection.  ``kernels``: those that its version calls."""
+        return SelectionRecord(
+            version=self.version,
+            reason=reason,
+            kernels=kernels,
+            kept_in_inductor=tuple(sorted(self.kept_in_inductor)),
+            regions=dict(self.regions),
+            products_only=self.products_only,
+            whole_logits=self.whole_logits,
+            fewer_chunks=self.fewer_chunks,
+            tuned=self.tuned,
+            comparison=comparison,
+            about=about,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
 
 class PublishedSelection(Record, frozen=True):

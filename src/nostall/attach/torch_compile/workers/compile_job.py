@@ -30,7 +30,7 @@ from torch.fx import GraphModule, Interpreter
 
 from nostall.attach.torch_compile.graph_copies import clone_graph
 from nostall.attach.torch_compile.measure.baselines import copy_graph
-from nostall.attach.torch_compile.rewrite.compilers import InductorCompiler, backward_with_forward
+from nostall.attach.torch_compile.rewrite.compilers import InductorCompiler
 from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, RewriteResult
 from nostall.attach.torch_compile.workers.cpu_time import MAX_COMPILERS
 from nostall.attach.torch_compile.workers.torch_state import NotOffloadable, TorchState
@@ -231,9 +231,8 @@ class ObserveJob:
             compilation(data) as job,
             inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
             functorch.patch(enable_remote_autograd_cache=False),
-            backward_with_forward(),
         ):
-            job.compiler.compile_baseline(
+            job.compiler.find_graphs(
                 job.module, job.inputs, lambda module: graphs.append(_graph_bytes(module))
             )
         return tuple(graphs)

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from nostall.attach.torch_compile.measure import product_replacement
-from nostall.attach.torch_compile.measure.product_comparison import NotComparable
+from nostall.attach.torch_compile.measure.product_comparison import NotComparable, is_promising
 from nostall.attach.torch_compile.measure.product_replacement import Replacement, _SavingsComparison
 from nostall.attach.torch_compile.store.records import KernelComparisonRecord, RegionRecord
 from tests.unit.fusion.codegen.interpreter_process import run_interpreted
@@ -182,3 +182,25 @@ def test_the_stitched_kernel_stays(outcomes: dict[str, Any], case: str) -> None:
 @pytest.mark.slow
 def test_the_results_are_right_with_either_kernel(outcomes: dict[str, Any]) -> None:
     assert max(found["difference"] for found in outcomes.values()) < 1e-4
+
+
+def test_kernels_of_kinds_that_never_gained_are_not_compiled() -> None:
+    """Functions in front of wide products, and sums that stitched kernels compute, too."""
+
+    def promising(behind: str, in_front: str = "", columns: int = 4096, **how: Any) -> bool:
+        names = [*behind.split(), *in_front.split(), *(["cast"] if in_front else [])]
+        first = len(behind.split())
+        kernel = SimpleNamespace(
+            graph=[SimpleNamespace(op=name) for name in names],
+            epilogue=range(first),
+            prologue=range(first, len(names)),
+            shape=SimpleNamespace(columns=columns, depth=how.get("depth", 768)),
+        )
+        found: Any = SimpleNamespace(kernel=kernel)
+        return is_promising(found, replaces=how.get("replaces", False))
+
+    assert promising("add cast") and promising("cast mul erf add", replaces=True)
+    assert not promising("add cast mul", replaces=True)
+    assert promising("add cast mul", replaces=True, depth=16)
+    assert promising("cast", "copy") and promising("cast", "exp mul", columns=128)
+    assert not promising("cast", "exp mul")

@@ -291,7 +291,8 @@ STAYS: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "no product": (
         lambda h, y: F.cross_entropy(h.flatten(0, 1), y.flatten().clamp(max=WIDTH - 1)),
-        "they are no product of this graph",
+        "they are no product of this graph; if a graph break is between them, "
+        "TORCH_LOGS=graph_breaks names it",
     ),
     "two temperatures": (
         lambda h, y: (

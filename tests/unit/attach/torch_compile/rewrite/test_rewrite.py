@@ -50,6 +50,22 @@ def test_nodes_are_sorted_topologically_but_never_moved_past_a_mutation() -> Non
         nodes.sort_by_position(graph, position)
 
 
+def test_a_call_that_checkpointing_repeats_is_no_mutation() -> None:
+    """Checkpointing wraps attention, whether it draws random numbers or not."""
+    from torch._prims.rng_prims import run_with_rng_state
+
+    aten = torch.ops.aten
+    graph = FxGraph()
+    x, state = graph.placeholder("x"), graph.placeholder("state")
+    late = graph.call_function(aten.exp.default, (x,))
+    repeated = graph.call_function(run_with_rng_state, (state, aten.dropout.default, late, 0.0))
+    output = graph.output((repeated,))
+    position = {x: 0, state: 1, repeated: 2, late: 3, output: 4}
+    nodes.sort_by_position(graph, position)
+    graph.lint()
+    assert random_edges([repeated, repeated]) == [(repeated, repeated)]
+
+
 def test_random_numbers_are_drawn_in_their_original_order() -> None:
     aten = torch.ops.aten
     graph = FxGraph()

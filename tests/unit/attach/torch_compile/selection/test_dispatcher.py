@@ -317,3 +317,15 @@ def test_the_stored_selection_contains_the_kernels_that_stay_with_inductor() -> 
     assert record is not None
     assert record.kept_in_inductor == ("a", "b")
     assert record.regions == {"region": REGION}
+
+
+def test_a_program_that_keeps_results_but_runs_no_backward_pass_is_decided() -> None:
+    """A loop without ``no_grad`` holds the last result while it calls the model again."""
+    versions = Versions()
+    graph, ran = dispatch(versions), list[str]()
+    result: Any = None
+    for _ in range(training_steps.MOST_UNUSED + 3):
+        result = graph(torch.ones(3, requires_grad=True))
+        ran.append(versions.ran[-1])
+    assert result is not None and ran[training_steps.MOST_UNUSED - 1] == "baseline"
+    assert ran[-1] == "candidate"

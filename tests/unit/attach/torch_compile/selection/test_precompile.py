@@ -170,7 +170,7 @@ class NumberedJobs:
 def with_numbered_jobs(monkeypatch: pytest.MonkeyPatch) -> Precompiler:
     """A precompiler that takes its baseline jobs from :class:`NumberedJobs`."""
     precompiler = with_codegen_worker(monkeypatch, FakeWorker())
-    monkeypatch.setattr(precompile, "baseline_jobs", lambda comparisons, _: comparisons.jobs())
+    monkeypatch.setattr(precompile, "baseline_jobs", lambda comparisons, *_: comparisons.jobs())
     # The time of Inductor's own compilation limits that of the baselines.
     precompiler._report.seconds["baseline"] = 60.0
     return precompiler
