@@ -3,7 +3,8 @@
 From a product the search follows its readers: elementwise operators with the product's number of
 elements, which read it at its own elements. Elementwise operators that only these need (the
 derivative of an activation) and operators of a row or a column join them. Values that something
-else reads, too, are results of the kernel.
+else reads, too, are results of the kernel. Another kernel also has reductions of what it computes
+over all rows (the gradient of a bias) or over all columns (the sum of squares of a norm).
 
 The prologue of a product are the elementwise operators that compute its left operand, if nothing
 else reads that. A product may have several kernels: with its readers, with its prologue, and with
@@ -40,6 +41,8 @@ from nostall.fusion.products.rules import (
     refusal,
 )
 
+FLOATS = ("float32", "float16", "bfloat16")
+"""Dtypes of reductions."""
 NO_ORIGIN = -1
 """Stands for nodes of a kernel's graph that are no values of the captured graph."""
 
@@ -205,6 +208,8 @@ class FoundProduct:
         written = self.captured(self.kernel.graph.outputs)
         left = self.calls[0].left.meta["val"]
         saved = 2 * left.numel() * left.element_size() if self.kernel.prologue else 0
+        graph = self.kernel.graph
+        saved += sum(graph[graph[i].inputs[0]].bytes for i in self.kernel.reductions)
         for anchor, call in zip(self.anchors, self.calls, strict=True):
             value = call.node.meta["val"]
             saved += value.numel() * value.element_size() * (1 if anchor in written else 2)
@@ -227,7 +232,7 @@ class Products:
         """The outcome as text."""
         with_readers = [each for each in self.found if not each.kernel.prologue]
         single = {each.products for each in with_readers if len(each.calls) == 1}
-        pairs = sum(len(each.calls) == 2 for each in with_readers)
+        pairs = len({each.products for each in with_readers if len(each.calls) == 2})
         computed = {each.products for each in self.found if each.kernel.prologue}
         lines = [
             f"{len(single)} matrix products with elementwise readers, {pairs} pairs of products "
@@ -252,13 +257,16 @@ def find_products(captured: CapturedGraph, input_views: Collection[int] = ()) ->
             continue
         computing_left = list(search.grow_with_prologue((index,)))
         with_prologue += computing_left
+        reducing = list(search.grow_with_reductions((index,)))
+        singles += reducing
         try:
             singles.append(search.grow((index,)))
         except (BadFusion, BadGraph) as error:
-            if not computing_left:
+            if not (computing_left or reducing):
                 outcome.refused[str(error)] += 1
         for other in search.partners(index):
             with_prologue += search.grow_with_prologue((index, other))
+            outcome.found += search.grow_with_reductions((index, other))
             try:
                 outcome.found.append(search.grow((index, other)))
             except (BadFusion, BadGraph):
@@ -332,6 +340,54 @@ class _Search:
             raise BadFusion(PART if is_read else NO_READER)
         return self._kernel(anchors, members)
 
+    def grow_with_reductions(self, anchors: tuple[int, ...]) -> Iterator[FoundProduct]:
+        """The kernel of products with their readers that reduces these, too, if there is one."""
+        elements = self.graph[anchors[0]].elements
+        members = self._forward(anchors, elements)
+        reductions = self._reductions(anchors, members)
+        if not reductions:
+            return
+        members |= reductions
+        self._drop_last_operators(members, reductions)
+        members |= self._needed(anchors, members, elements)
+        try:
+            yield self._kernel(anchors, members)
+        except (BadFusion, BadGraph):
+            return  # there may be one without reductions
+
+    def _reductions(self, anchors: tuple[int, ...], forward: Collection[int]) -> set[int]:
+        """The reductions of products or their readers to one value a row or a column, with the
+        other operators of their ATen calls."""
+        sizes = {*self.calls[anchors[0]].node.meta["val"].shape}
+        found: set[int] = set()
+        for source in (*anchors, *sorted(forward)):
+            for index in self.graph.consumers[source]:
+                node = self.graph[index]
+                if (
+                    node.kind == "reduce"
+                    and node.elements in sizes
+                    and node.dtype in FLOATS
+                    and keeps_order(self.graph, node.inputs[0])
+                ):
+                    found |= self._with_own_call(index)
+        return found
+
+    def _with_own_call(self, index: int) -> set[int]:
+        """A reduction with what follows it in its ATen call; empty if that is more than scaling."""
+        members, elements = {index}, self.graph[index].elements
+        while index not in self.captured.origins:
+            readers = self.graph.consumers[index]
+            if len(readers) != 1:
+                return set()
+            (index,) = readers
+            node = self.graph[index]
+            others = set(self.graph.sources[index]) - members
+            is_scaling = node.kind in ELEMENTWISE and node.elements == elements
+            if not is_scaling or any(self.graph[i].kind != "constant" for i in others):
+                return set()
+            members.add(index)
+        return members
+
     def grow_with_prologue(self, anchors: tuple[int, ...]) -> Iterator[FoundProduct]:
         """The kernels of products that compute their left operand: with all readers of the
         products, and a single product also without any."""
@@ -404,12 +460,12 @@ class _Search:
         index = self.captured.values[operand]
         return self.graph.base(index) if isinstance(index, int) else None
 
-    def _drop_last_operators(self, members: set[int]) -> None:
+    def _drop_last_operators(self, members: set[int], kept: Collection[int] = ()) -> None:
         """Drop operators whose values Inductor need not write: one kernel reads them all.
 
         It computes them from the values before them, such as the square in a norm.
         """
-        for index in sorted(members, reverse=True):
+        for index in sorted(members.difference(kept), reverse=True):
             readers = self.graph.consumers[index]
             if not (members & set(readers) or index in self.graph.results) and all(
                 self._is_next(index, reader) for reader in readers
