@@ -2,7 +2,7 @@
 
 No program has a whole row or column, so each stores one partial result for its part of it.  A
 second kernel combines these in a fixed order, so results are deterministic.  Examples: the gradient
-of a bias behind the derivative of an activation, the sum of squares of a norm, the maximum of a row.
+of a bias behind the derivative of an activation, the sum of squares of a norm, a row's maximum.
 """
 
 from __future__ import annotations
