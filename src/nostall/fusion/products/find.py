@@ -372,6 +372,20 @@ class _Search:
                     found |= self._with_own_call(index)
         return found
 
+    def _is_read_wide(self, index: int, anchors: tuple[int, ...], members: set[int]) -> bool:
+        """Whether others, too, read what only widens a value before a reduction.
+
+        They widen it again: the kernel writes the narrower value.
+        """
+        readers = set(self.graph.consumers[index])
+        return (
+            self._depends(index, anchors)
+            and self._widens(index)
+            and index not in self.graph.results
+            and bool(readers - members)
+            and any(self.graph[i].kind == "reduce" for i in members)
+        )
+
     def _with_own_call(self, index: int) -> set[int]:
         """A reduction with what follows it in its ATen call; empty if that is more than scaling."""
         members, elements = {index}, self.graph[index].elements
@@ -405,11 +419,14 @@ class _Search:
 
     def _kernel(self, anchors: tuple[int, ...], members: set[int]) -> FoundProduct:
         """The kernel of products and operators around them.  Raises :class:`BadFusion`."""
+        again = {i for i in members if self._is_read_wide(i, anchors, members)}
         outputs = [
             index
-            for index in (*anchors, *sorted(members))
+            for index in (*anchors, *sorted(members - again))
             if (index in anchors or self._depends(index, anchors))
-            and (index in self.graph.results or set(self.graph.consumers[index]) - members)
+            and (
+                index in self.graph.results or set(self.graph.consumers[index]) - (members - again)
+            )
         ]
         if any(index not in self.captured.origins for index in outputs):
             raise BadFusion(INSIDE_CALL)
@@ -427,7 +444,7 @@ class _Search:
                 or not members.union(anchors).issuperset(self.graph.consumers[index])
             )
         }
-        return FoundProduct(kernel, calls, origins, frozenset(members), frozenset(repeated))
+        return FoundProduct(kernel, calls, origins, frozenset(members), frozenset(repeated | again))
 
     def _epilogue_members(self, anchors: tuple[int, ...]) -> set[int]:
         """The operators that read products, with those that only these need; empty if none."""
