@@ -18,18 +18,18 @@ anyway, such as that of a norm.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
 from torch.fx import Node as FxNode
 
 from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.capture.memory import mutated_tensors
 from nostall.fusion.errors import BadFusion, BadGraph
-from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE, DTYPE_BYTES, ELEMENTWISE
 from nostall.fusion.products.emit import operand_axes, product_axes
+from nostall.fusion.products.extraction import Extraction
 from nostall.fusion.products.product_graph import ProductGraph
 from nostall.fusion.products.rules import (
     CHANGED,
@@ -43,133 +43,9 @@ from nostall.fusion.products.rules import (
 
 FLOATS = ("float32", "float16", "bfloat16")
 """Dtypes of reductions."""
-NO_ORIGIN = -1
-"""Stands for nodes of a kernel's graph that are no values of the captured graph."""
-
-
-class Extraction:
-    """Copies products and elementwise operators to a graph of their own."""
-
-    def __init__(
-        self, captured: CapturedGraph, members: Collection[int], input_views: frozenset[int]
-    ) -> None:
-        self._captured, self._members, self._input_views = captured, members, input_views
-        self._build = Builder()
-        self._origins: list[int] = []
-        # Nodes of the new graph by captured node.
-        self._copies: dict[int, int] = {}
-
-    def extract(
-        self, products: Mapping[int, ProductCall], outputs: Sequence[int]
-    ) -> tuple[ProductGraph, tuple[int, ...]]:
-        """The kernel's graph and the captured node of each of its nodes.
-
-        ``products``: the calls by captured node. ``outputs``: captured nodes.
-        Raises :class:`BadFusion` if the kernel would read a value that the FX graph does not have.
-        """
-        # Left operands of a pair are equal, but may be different views of one value.
-        left = self._left_operand([*products.values()])
-        prologue = self._forget_computed()
-        for index, call in products.items():
-            self._copies[index] = self._add_product(index, call, left)
-        for index in sorted(set(self._members) - prologue):
-            self._copy(index)
-        graph = self._build.graph(*(self._copies[index] for index in outputs))
-        return ProductGraph(graph), tuple(self._origins)
-
-    def _add_product(self, index: int, call: ProductCall, left: int) -> int:
-        """Add a product with what is added to it, rounded to its dtype."""
-        build, node = self._build, self._captured.graph[index]
-        value = build("dot", left, self._operand(call.right), dtype="float32")
-        self._origins.append(NO_ORIGIN)
-        if call.added is not None:
-            value = build("add", value, self._operand(call.added), dtype="float32")
-            self._origins.append(NO_ORIGIN)
-        # The value that other operators read is a node of its own: sums are no results of kernels.
-        value = build(
-            "cast" if node.dtype != "float32" else "copy",
-            value,
-            dtype=node.dtype,
-            strides=node.strides,
-        )
-        self._origins.append(index)
-        return value
-
-    def _left_operand(self, products: Sequence[ProductCall]) -> int:
-        """The left operand: an input, or the last operator of the prologue."""
-        operand = products[0].left
-        index = self._captured.values[operand]
-        if not isinstance(index, int) or self._captured.graph.base(index) not in self._members:
-            return self._operand(operand)
-        # What is another operand, too, is an input, even if it is an operator of the prologue.
-        for call in products:
-            for other in call.operands[1:]:
-                self._operand(other)
-        # A node of its own has the axes of the product, and the dtype that its elements round to.
-        value = self._build("copy", self._copy(index))
-        self._origins.append(NO_ORIGIN)
-        return value
-
-    def _forget_computed(self) -> set[int]:
-        """Forget what is computed so far, and return it: operators of the epilogue get copies.
-
-        The loops of a prologue are not those of the epilogue.
-        """
-        nodes, kept = self._build.nodes, dict[int, int]()
-        for index, position in self._copies.items():
-            below = position
-            while nodes[below].kind == "layout":
-                below = nodes[below].inputs[0]
-            if nodes[below].kind in ("input", "constant"):
-                kept[index] = position
-        computed = set(self._copies) - set(kept)
-        self._copies = kept
-        return computed
-
-    def _operand(self, operand: FxNode) -> int:
-        """The input for an operand of a product, with the strides of the FX graph."""
-        index = self._captured.values[operand]
-        if not isinstance(index, int):
-            raise BadFusion(INSIDE_CALL)
-        if index not in self._copies:
-            value = self._captured.origins[index].meta["val"]
-            dtype = str(value.dtype).removeprefix("torch.")
-            self._copies[index] = self._add_input(
-                index, tuple(value.shape), dtype, tuple(value.stride())
-            )
-        return self._copies[index]
-
-    def _copy(self, index: int) -> int:
-        """Copy a captured node with everything below it that the kernel computes or views."""
-        if index in self._copies:
-            return self._copies[index]
-        node = self._captured.graph[index]
-        is_view = node.kind in ("layout", "constant") and index not in self._input_views
-        if not is_view and index not in self._members:
-            self._copies[index] = self._outside(index)
-            return self._copies[index]
-        inputs = tuple(self._copy(operand) for operand in node.inputs)
-        position = len(self._build.nodes)
-        self._build.nodes.append(replace(node, index=position, inputs=inputs))
-        self._origins.append(index)
-        self._copies[index] = position
-        return position
-
-    def _outside(self, index: int) -> int:
-        """The input for a value that another kernel or PyTorch computes."""
-        node = self._captured.graph[index]
-        if index not in self._captured.origins or node.dtype not in DTYPE_BYTES:
-            raise BadFusion(INSIDE_CALL)
-        return self._add_input(index, node.shape, node.dtype, node.strides)
-
-    def _add_input(
-        self, index: int, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...]
-    ) -> int:
-        position = self._build.input(shape, dtype, strides)
-        self._origins.append(index)
-        return position
-
-
+MAX_REDUCING_DEPTH = 2048
+"""Depth of products with reductions at most: on an H200 a pass over the result that is saved takes
+167 / depth of the product's own time, and kernels of deeper ones are further behind cuBLAS."""
 MAX_OPERATORS = 64
 """Elementwise operators of one kernel at most."""
 
@@ -201,6 +77,14 @@ class FoundProduct:
     def captured(self, nodes: Collection[int]) -> tuple[int, ...]:
         """The captured nodes of nodes of the kernel's graph."""
         return tuple(self.origins[index] for index in nodes)
+
+    def repeated_behind(self, graph: Graph) -> set[int]:
+        """Those repeated operators that depend on the products; ``graph``: the captured graph."""
+        return {
+            index
+            for index in self.repeated
+            if any(graph.descendants[anchor] >> index & 1 for anchor in self.anchors)
+        }
 
     @property
     def bytes_saved(self) -> int:
@@ -342,6 +226,8 @@ class _Search:
 
     def grow_with_reductions(self, anchors: tuple[int, ...]) -> Iterator[FoundProduct]:
         """The kernel of products with their readers that reduces these, too, if there is one."""
+        if self.calls[anchors[0]].left.meta["val"].shape[1] > MAX_REDUCING_DEPTH:
+            return
         elements = self.graph[anchors[0]].elements
         members = self._forward(anchors, elements)
         reductions = self._reductions(anchors, members)
