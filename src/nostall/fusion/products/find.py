@@ -254,9 +254,24 @@ class _Search:
                     and node.elements in sizes
                     and node.dtype in FLOATS
                     and keeps_order(self.graph, node.inputs[0])
+                    and not self._is_read_with_rows(index, anchors)
                 ):
                     found |= self._with_own_call(index)
         return found
+
+    def _is_read_with_rows(self, index: int, anchors: tuple[int, ...]) -> bool:
+        """Whether a kernel reads the result of each row and the row, as in a norm or a softmax.
+
+        It has the whole row then, and reduces it without another pass over memory.
+        """
+        operand = self.graph[self.graph[index].inputs[0]]
+        elements, readers = self.graph[anchors[0]].elements, self.graph.descendants[index]
+        return len(operand.shape) - 1 in self.graph[index].dims and any(
+            readers >> node.index & 1
+            and node.elements >= elements
+            and self._is_next(index, node.index)
+            for node in self.graph
+        )
 
     def _is_read_wide(self, index: int, anchors: tuple[int, ...], members: set[int]) -> bool:
         """Whether others, too, read what only widens a value before a reduction.
