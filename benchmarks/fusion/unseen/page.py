@@ -50,7 +50,10 @@ def text() -> str:
         "models": "\n\n".join(whole_models.models_section(MODELS)),
         "optimizer": whole_models.optimizer_section(FOLDER / "optimizer_steps.json"),
         "list_plans": whole_models.plans_section(FOLDER / "list_plans.json"),
-        "products": product_page.section(results("torch_compile") / "product_kernels.json.gz"),
+        "products": product_page.section(
+            results("torch_compile") / "product_kernels.json.gz",
+            results("torch_compile") / "product_reductions.json.gz",
+        ),
     }
     return render_page(__file__, PAGE, values)
 
