@@ -12,7 +12,7 @@ from benchmarks.front.headline import HEAD, Headline, below, day
 from benchmarks.front.picture import picture_text
 from benchmarks.fusion.unseen import kinds_page
 from benchmarks.fusion.unseen.deployed import CHOSEN
-from benchmarks.fusion.unseen.page import MEASURED, deployed
+from benchmarks.fusion.unseen.page import MEASURED, deployed, kinds_files
 from benchmarks.fusion.unseen.page import ratio as chain_ratio
 from benchmarks.fusion.unseen.whole_models import looped_mean_of_fused_attention
 from benchmarks.harness.markdown import table, wrapped
@@ -95,9 +95,9 @@ def unseen_chains() -> Headline:
 
 def unseen_kinds() -> Headline:
     """Held-out kinds of other projects on the GPU alone, beside the better of two modes."""
-    (file,) = below("fusion", "unseen_kinds.json.gz")
-    content = load(file)
-    chains = list(content["chains"].values())
+    files = tuple(kinds_files())
+    content = load(files[-1])
+    chains = kinds_page.all_chains(files)
     ratios = [x for c in chains if (x := kinds_page.over_best(c, "replayed", CHOSEN))]
     default = [x for c in chains if (x := kinds_page.ratio(c, "replayed", CHOSEN))]
     kept = sum(not kinds_page.is_chosen(chain) for chain in chains)
@@ -106,7 +106,7 @@ def unseen_kinds() -> Headline:
         tuple(ratios), "chains", content["gpu"].removeprefix("NVIDIA "), day(content),
         f"{kept} of {len(chains)} keep torch.compile's kernels; "
         f"over default {geometric_mean(default):.2f}",
-        "fusion-unseen.md", (file,), ("fusion", "attach/torch_compile"),
+        "fusion-unseen.md", files, ("fusion", "attach/torch_compile"),
         label="held-out kinds / torch.compile's best",
     )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """What do kernels of matrix products with their elementwise readers gain over cuBLAS?
 
-    python -m benchmarks run torch_compile.product_kernels --out OUT [--models A,B] [--limit 150]
+    python -m benchmarks run torch_compile.product_kernels --out OUT [--models A,B] [--reducing]
+        [--limit 150]
 
 The products are those of the user models (:mod:`.model_zoo.user_models`) in bf16, forward and
 backward. Each distinct product is measured in a graph of its own with the operators behind it up to
@@ -8,7 +9,8 @@ the next product: cuBLAS with Inductor's kernels, the same again (the null), and
 configuration of one kernel. Times are those of CUDA graphs, interleaved; the comparison is repeated
 with samples of 20 ms in a loop. Two parts are measured beside them: the products alone by cuBLAS,
 and cuBLASLt's own epilogue (``torch._addmm_activation``) where it computes the same. Products that
-could save the most bytes come first; OUT is written after each.
+could save the most bytes come first; OUT is written after each. ``--reducing`` measures products
+that a kernel can compute with reductions of their readers, with and without these.
 """
 
 from __future__ import annotations
@@ -95,8 +97,15 @@ def main(options: argparse.Namespace) -> None:
             result["refused"][name] = add_cases(cases, name, graphs)
         except Exception as error:  # the other models are measured
             result["failed"][name] = one_line(error)
-        compilations.start([each.case for each in cases.values()])
+        if not options.reducing:
+            compilations.start([each.case for each in cases.values()])
     order = sorted(cases.values(), key=lambda each: -each.bytes_saved)
+    if options.reducing:
+        order = [each for each in order if not each.case.found.kernel.prologue]
+        found = [each.case.found for each in order]
+        reducing = {each.products for each in found if each.kernel.reductions}
+        order = [each for each in order if each.case.found.products in reducing]
+        compilations.start([each.case for each in order])
     result["distinct"] = len(order)
     print(f"{len(order)} distinct products; failed: {result['failed']}", flush=True)
     measure_all(order, compilations, options, result, end)
@@ -299,6 +308,7 @@ def line(record: dict[str, Any]) -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", default="", help="only models whose names contain one of these")
+    parser.add_argument("--reducing", action="store_true", help="only products with reductions")
     parser.add_argument("--limit", type=float, default=150, help="seconds for everything")
     parser.add_argument("--seconds", type=float, default=0.3, help="seconds of one comparison")
     parser.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1))

@@ -12,19 +12,25 @@ from nostall.attach.torch_compile.measure.product_comparison import LEAST_GAIN
 from nostall.core.measurement import Comparison
 
 
-def section(path: Path) -> str:
-    """The section."""
+def section(path: Path, reducing_path: Path) -> str:
+    """The section; ``reducing_path``: kernels that also reduce, which may not be measured."""
+    text = render(__file__, _values(path))
+    if not reducing_path.exists():
+        return f"{text}\n\n{render(__file__, {}, 'not measured')}"
+    return f"{text}\n\n{render(__file__, _values(reducing_path), 'reductions')}"
+
+
+def _values(path: Path) -> dict[str, Any]:
     record = source(path)
     rows = [row(each) for each in record["products"] if "failed" not in each]
     failed = len(record["products"]) - len(rows)
-    values = {
+    return {
         **record,
         "least_gain": LEAST_GAIN,
         "faster": sum(each["found"].low >= LEAST_GAIN for each in rows),
         "measured": rows,
         "missed": f"; {failed} failed" if failed else "",
     }
-    return render(__file__, values)
 
 
 def row(each: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness.gpu_lock import gpu_turn
+from benchmarks.harness.gpu_lock import gpu_turn, quiet_turn
 from benchmarks.torch_compile.model_program import with_own_code
 from benchmarks.torch_compile.step_timing import Step, peak_bytes, synchronize, time_interleaved
 from nostall.core.errors import one_line
@@ -61,6 +61,9 @@ class Settings:
     """Seconds for each set of samples."""
     autotuned: bool = False
     forced: bool = True
+    quiet: bool = False
+    """Whether the other children of this process's parent, and theirs, are stopped while times are
+    measured: workers of the same benchmark."""
 
 
 class Program:
@@ -141,6 +144,9 @@ def measure(case: Case, settings: Settings) -> dict[str, Any]:
         record["methods"][name] = found | _report(program)
     with gpu_turn():
         _check(case, settings, programs, record)
+    # A graph without a choice goes on to compile, and may wait for another process's file lock.
+    has_chosen = record["methods"].get(CHOSEN, {}).get("chosen", True)
+    with quiet_turn() if has_chosen and settings.quiet else gpu_turn():
         _time(settings, programs, record)
     gc.collect()
     if settings.device == "cuda":

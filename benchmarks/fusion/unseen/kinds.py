@@ -1,12 +1,13 @@
 """Do kinds of chains gain that nothing was developed with, as users deploy the backend?
 
     python -m benchmarks run fusion.unseen_kinds --out OUT [--split test] [--limit 300]
-        [--kinds PART ...] [--workers 5] [--autotune]
+        [--kinds PART ...] [--workers 5] [--autotune] [--except EARLIER ...]
 
 The kinds are those of ``benchmarks.fusion.chains.projects``, each a chain of two sizes: all chains
 of the first size come first.  Methods, clocks and checks: ``benchmarks.fusion.unseen.deployed``.
 ``--workers`` processes share each GPU and take turns to time.  OUT is saved after each chain; a
-second run continues with the missing ones.  ``--list`` prints kinds and projects without a GPU.
+second run continues with the missing ones; chains in EARLIER files are left out.  ``--list`` prints
+kinds and projects without a GPU.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def run(
     """Measure these chains on these GPUs, except those that the result file has."""
     deadline = monotonic() + options.limit
     chains: dict[str, Any] = load(options.out)["chains"] if options.out.exists() else {}
-    settings = Settings(options.device, options.seconds, autotuned=options.autotune)
+    settings = Settings(options.device, options.seconds, autotuned=options.autotune, quiet=True)
     jobs = [(name, settings) for name in names if name not in chains]
     processes = [gpu for _ in range(options.workers) for gpu in gpus]
     queues = [jobs[at :: len(processes)] for at in range(len(processes))]
@@ -98,6 +99,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--split", choices=("train", "test"), default="test", help="half of kinds")
     parser.add_argument("--kinds", nargs="*", default=[""], help="only names with one of these")
+    parser.add_argument("--except", nargs="*", default=[], type=Path, dest="earlier",
+                        help="result files whose chains are not measured again")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=1.0, help="seconds of each comparison")
     parser.add_argument("--workers", type=int, default=5, help="processes of each GPU")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for all chains")
@@ -113,10 +116,11 @@ def main(options: argparse.Namespace) -> None:
                 print(f"{split}: {name} ({PROJECTS[name].project})")
         return
     half = set(kinds_of(options.split))
+    done = {name for path in options.earlier for name in load(path)["chains"]}
     names = [
         name
         for name, (_, chain) in project_chains().items()
-        if chain.name in half and any(part in name for part in options.kinds)
+        if chain.name in half and name not in done and any(part in name for part in options.kinds)
     ]
     if gpus := gpu_pool.visible_gpus() if options.device == "cuda" else ["cpu"]:
         run(options, names, gpus)

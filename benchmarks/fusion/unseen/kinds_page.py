@@ -26,17 +26,36 @@ VERSIONS = {"stitched": "stitched", "tuned": "tuned blocks"}
 Row = Mapping[str, Any]
 
 
-def kinds_section(path: Path, first_path: Path) -> str:
-    """Figures and table of one half of the kinds; ``first_path``: an attempt before that."""
-    record, first = load(path), load(first_path)["chains"]
-    chains: list[Any] = list(record["chains"].values())
-    both = [first[name] for name in record["chains"] if name in first]
+def all_chains(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """The chains of several runs, which measured different ones, with the number of the run."""
+    found: dict[str, dict[str, Any]] = {}
+    for number, path in enumerate(paths, 1):
+        for name, chain in load(path)["chains"].items():
+            found.setdefault(name, chain | {"run": number})
+    return list(found.values())
+
+
+def kinds_section(paths: Sequence[Path], first_path: Path) -> str:
+    """Figures and table of one half of the kinds, measured in several runs with different chains.
+
+    ``first_path``: an attempt before these runs.
+    """
+    records, first = [load(path) for path in paths], load(first_path)["chains"]
+    record, chains = records[-1], all_chains(paths)
+    by_name = {chain["case"]: chain for chain in chains}
+    both = [first[name] for name in by_name if name in first]
     kinds = kinds_of(record["split"])
+    planned = {name for each in records for name in each["planned"]}
     values = {
         **record,
-        "file": path,
+        "runs": [
+            _run(number, *each) for number, each in enumerate(zip(records, paths, strict=True), 1)
+        ],
+        "last_run": len(paths) > 1,
+        "last_count": sum(chain["run"] == len(paths) for chain in chains),
+        "last_figures": figures([chain for chain in chains if chain["run"] == len(paths)]),
         "measured": len(chains),
-        "planned_count": len(record["planned"]),
+        "planned_count": len(planned),
         "kinds": kinds,
         "measured_kinds": len({chain["kind"] for chain in chains}),
         "every": len(PROJECTS),
@@ -45,7 +64,7 @@ def kinds_section(path: Path, first_path: Path) -> str:
         "first_file": first_path,
         "first_count": len(both),
         "first_figures": figures(both),
-        "again_figures": figures([record["chains"][chain["case"]] for chain in both]),
+        "again_figures": figures([by_name[chain["case"]] for chain in both]),
         "tuned_count": sum("tuned" in version(chain) or _is_over_tuned(chain) for chain in chains),
         "drifted": [line for chain in chains if (line := _drift(chain))],
         "rows": [row(chain) for chain in chains],
@@ -64,6 +83,12 @@ def kinds_section(path: Path, first_path: Path) -> str:
         "undecided": [c["case"] for c in chains if not c["methods"].get(CHOSEN, {}).get("chosen")],
     }
     return render(__file__, values)
+
+
+def _run(number: int, record: Row, path: Path) -> str:
+    """One run of the benchmark, for the text."""
+    day = record["date"][:10]
+    return f"run {number}, {day}, {len(record['chains'])} chains ({path.name})"
 
 
 def _drift(chain: Row) -> str:
@@ -211,6 +236,7 @@ def row(chain: Row) -> list[str]:
         _number(ratio(chain, "replayed", FORCED)),
         _number(ratio(chain, "replayed", AUTOTUNED)),
         version(chain),
+        str(chain.get("run", "")),
         f"{chosen['until_chosen_s']:.0f}" if "until_chosen_s" in chosen else "–",
     ]
 

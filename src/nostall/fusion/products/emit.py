@@ -14,7 +14,7 @@ measurement decides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nostall.fusion.codegen.emit.program import Launch, NodeNumbering, Program, assemble_file
 from nostall.fusion.codegen.emit.tile import Tile
@@ -35,6 +35,7 @@ from nostall.fusion.errors import BadFusion
 from nostall.fusion.graph.graph import Node
 from nostall.fusion.hardware import H200, Hardware
 from nostall.fusion.products.product_graph import ProductGraph, contiguous_axis
+from nostall.fusion.products.reductions import Partials, Reduced, reduced_axes
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,16 @@ class _Axes:
     mapping: LoopMapping
     rows: Loops
     columns: Loops
+    reduced: tuple[Reduced, ...] = ()
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.mapping, self.rows, self.columns)
+
+    @property
+    def late(self) -> set[int]:
+        """The operators that follow the products' kernel."""
+        return {i for each in self.reduced for i in (*each.reductions, *each.finishing)}
 
 
 class _ProductTile(Tile):
@@ -146,18 +157,20 @@ def emit_products(
     Raises :class:`BadFusion` if the elementwise operators have no common loops with the products.
     """
     axes, left, lines = product_axes(kernel), operand_axes(kernel), Lines()
+    partials = Partials(axes.reduced, axes.schedule, kernel.shape, config)
     with lines.block():
         operand = LeftOperand(kernel, left, config, lines) if left else None
-        _Body(kernel, config, axes, operand, lines, hardware).write()
+        _Body(kernel, config, axes, operand, lines, hardware, partials).write()
     dots, mapping = set(kernel.dots), axes.mapping
     factors = [*(left.mapping.inputs if left else (kernel.left.index,))]
     factors += [node.index for node in kernel.rights]
     others = [index for index in mapping.inputs if index not in dots]
     inputs = tuple(dict.fromkeys([*factors, *others]))
-    outputs = kernel.graph.outputs
+    outputs, spaces = kernel.graph.outputs, partials.workspaces
+    early = [index for index in outputs if index not in axes.late]
     launch = Launch(
         _name(kernel),
-        tuple(f"p{index}" for index in (*inputs, *outputs)),
+        (*(f"p{index}" for index in (*inputs, *early)), *(space.name for space in spaces)),
         (),
         (config.programs(kernel.shape, hardware), 1),
         config.warps,
@@ -166,9 +179,11 @@ def emit_products(
         needs_scratch=config.descriptors,
     )
     numbers = NodeNumbering(inputs)
-    source, launches = assemble_file(str(config), [(lines, launch)], numbers)
+    kernels = [(lines, launch), *partials.launches(launch.name)]
+    source, launches = assemble_file(str(config), kernels, numbers)
     names = numbers.tensor_arguments((*inputs, *outputs))
-    return Program(kernel.graph, config, source, inputs, outputs, names, launches)
+    spaces = tuple(replace(each, name=numbers.renumber(each.name)) for each in spaces)
+    return Program(kernel.graph, config, source, inputs, outputs, names, launches, spaces)
 
 
 def product_axes(kernel: ProductGraph) -> _Axes:
@@ -201,9 +216,11 @@ def product_axes(kernel: ProductGraph) -> _Axes:
         raise BadFusion("an elementwise operator reads a part of a product")
     if loops != set(range(len(mapping.loop_sizes))):
         raise BadFusion("an elementwise operator has more elements than the product")
-    if any(mapping.loops[index] != loops for index in mapping.outputs):
+    reduced = reduced_axes(kernel, mapping, rows.loops, columns.loops)
+    axes = _Axes(mapping, rows.loops, columns.loops, reduced)
+    if any(mapping.loops[index] != loops for index in {*mapping.outputs} - axes.late):
         raise BadFusion("a result has fewer elements than the product")
-    return _Axes(mapping, rows.loops, columns.loops)
+    return axes
 
 
 def _count(mapping: LoopMapping, loops: Loops) -> int:
@@ -234,9 +251,10 @@ class _Body:
         left: LeftOperand | None,
         lines: Lines,
         hardware: Hardware,
+        partials: Partials,
     ) -> None:
         self.kernel, self.config, self.axes, self.lines = kernel, config, axes, lines
-        self.left, self.hardware = left, hardware
+        self.left, self.hardware, self.partials = left, hardware, partials
         self.shape: ProductShape = kernel.shape
         self.sums = {index: f"sum_{at}" for at, index in enumerate(kernel.dots)}
 
@@ -384,7 +402,7 @@ class _Body:
                 if mask:
                     lines(f"{mask} = c{suffix} < {self.shape.columns}")
             products = {index: each[part] for index, each in names.items()}
-            self._write_operators(Chunk(width, f"c{suffix}", mask, suffix), products)
+            self._write_operators(Chunk(width, f"c{suffix}", mask, suffix), products, part)
 
     def _halve(self, names: list[str], width: int) -> list[str]:
         """Split values into the first and the second half of their columns."""
@@ -396,10 +414,11 @@ class _Body:
             halves += pair
         return halves
 
-    def _write_operators(self, chunk: Chunk, products: dict[int, str]) -> None:
-        mapping = self.axes.mapping
+    def _write_operators(self, chunk: Chunk, products: dict[int, str], part: int) -> None:
         rows = Rows(self.axes.rows, self.config.rows, "r", self._row_mask, "tile == 0")
-        facts = KernelFacts(Schedule(mapping, self.axes.rows, self.axes.columns))
+        facts = KernelFacts(self.axes.schedule)
         tile = _ProductTile(facts, self.axes.columns, rows, (chunk,), self.lines)
         tile.products = products
-        tile.write(mapping.operators)
+        late = self.axes.late
+        tile.write(index for index in self.axes.mapping.operators if index not in late)
+        self.partials.store(tile, chunk, part)

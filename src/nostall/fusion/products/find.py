@@ -3,7 +3,8 @@
 From a product the search follows its readers: elementwise operators with the product's number of
 elements, which read it at its own elements. Elementwise operators that only these need (the
 derivative of an activation) and operators of a row or a column join them. Values that something
-else reads, too, are results of the kernel.
+else reads, too, are results of the kernel. Another kernel also has reductions of what it computes
+over all rows (the gradient of a bias) or over all columns (the sum of squares of a norm).
 
 The prologue of a product are the elementwise operators that compute its left operand, if nothing
 else reads that. A product may have several kernels: with its readers, with its prologue, and with
@@ -17,18 +18,18 @@ anyway, such as that of a norm.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
 from torch.fx import Node as FxNode
 
 from nostall.fusion.capture import CapturedGraph
 from nostall.fusion.capture.memory import mutated_tensors
 from nostall.fusion.errors import BadFusion, BadGraph
-from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE, DTYPE_BYTES, ELEMENTWISE
 from nostall.fusion.products.emit import operand_axes, product_axes
+from nostall.fusion.products.extraction import Extraction
 from nostall.fusion.products.product_graph import ProductGraph
 from nostall.fusion.products.rules import (
     CHANGED,
@@ -40,133 +41,11 @@ from nostall.fusion.products.rules import (
     refusal,
 )
 
-NO_ORIGIN = -1
-"""Stands for nodes of a kernel's graph that are no values of the captured graph."""
-
-
-class Extraction:
-    """Copies products and elementwise operators to a graph of their own."""
-
-    def __init__(
-        self, captured: CapturedGraph, members: Collection[int], input_views: frozenset[int]
-    ) -> None:
-        self._captured, self._members, self._input_views = captured, members, input_views
-        self._build = Builder()
-        self._origins: list[int] = []
-        # Nodes of the new graph by captured node.
-        self._copies: dict[int, int] = {}
-
-    def extract(
-        self, products: Mapping[int, ProductCall], outputs: Sequence[int]
-    ) -> tuple[ProductGraph, tuple[int, ...]]:
-        """The kernel's graph and the captured node of each of its nodes.
-
-        ``products``: the calls by captured node. ``outputs``: captured nodes.
-        Raises :class:`BadFusion` if the kernel would read a value that the FX graph does not have.
-        """
-        # Left operands of a pair are equal, but may be different views of one value.
-        left = self._left_operand([*products.values()])
-        prologue = self._forget_computed()
-        for index, call in products.items():
-            self._copies[index] = self._add_product(index, call, left)
-        for index in sorted(set(self._members) - prologue):
-            self._copy(index)
-        graph = self._build.graph(*(self._copies[index] for index in outputs))
-        return ProductGraph(graph), tuple(self._origins)
-
-    def _add_product(self, index: int, call: ProductCall, left: int) -> int:
-        """Add a product with what is added to it, rounded to its dtype."""
-        build, node = self._build, self._captured.graph[index]
-        value = build("dot", left, self._operand(call.right), dtype="float32")
-        self._origins.append(NO_ORIGIN)
-        if call.added is not None:
-            value = build("add", value, self._operand(call.added), dtype="float32")
-            self._origins.append(NO_ORIGIN)
-        # The value that other operators read is a node of its own: sums are no results of kernels.
-        value = build(
-            "cast" if node.dtype != "float32" else "copy",
-            value,
-            dtype=node.dtype,
-            strides=node.strides,
-        )
-        self._origins.append(index)
-        return value
-
-    def _left_operand(self, products: Sequence[ProductCall]) -> int:
-        """The left operand: an input, or the last operator of the prologue."""
-        operand = products[0].left
-        index = self._captured.values[operand]
-        if not isinstance(index, int) or self._captured.graph.base(index) not in self._members:
-            return self._operand(operand)
-        # What is another operand, too, is an input, even if it is an operator of the prologue.
-        for call in products:
-            for other in call.operands[1:]:
-                self._operand(other)
-        # A node of its own has the axes of the product, and the dtype that its elements round to.
-        value = self._build("copy", self._copy(index))
-        self._origins.append(NO_ORIGIN)
-        return value
-
-    def _forget_computed(self) -> set[int]:
-        """Forget what is computed so far, and return it: operators of the epilogue get copies.
-
-        The loops of a prologue are not those of the epilogue.
-        """
-        nodes, kept = self._build.nodes, dict[int, int]()
-        for index, position in self._copies.items():
-            below = position
-            while nodes[below].kind == "layout":
-                below = nodes[below].inputs[0]
-            if nodes[below].kind in ("input", "constant"):
-                kept[index] = position
-        computed = set(self._copies) - set(kept)
-        self._copies = kept
-        return computed
-
-    def _operand(self, operand: FxNode) -> int:
-        """The input for an operand of a product, with the strides of the FX graph."""
-        index = self._captured.values[operand]
-        if not isinstance(index, int):
-            raise BadFusion(INSIDE_CALL)
-        if index not in self._copies:
-            value = self._captured.origins[index].meta["val"]
-            dtype = str(value.dtype).removeprefix("torch.")
-            self._copies[index] = self._add_input(
-                index, tuple(value.shape), dtype, tuple(value.stride())
-            )
-        return self._copies[index]
-
-    def _copy(self, index: int) -> int:
-        """Copy a captured node with everything below it that the kernel computes or views."""
-        if index in self._copies:
-            return self._copies[index]
-        node = self._captured.graph[index]
-        is_view = node.kind in ("layout", "constant") and index not in self._input_views
-        if not is_view and index not in self._members:
-            self._copies[index] = self._outside(index)
-            return self._copies[index]
-        inputs = tuple(self._copy(operand) for operand in node.inputs)
-        position = len(self._build.nodes)
-        self._build.nodes.append(replace(node, index=position, inputs=inputs))
-        self._origins.append(index)
-        self._copies[index] = position
-        return position
-
-    def _outside(self, index: int) -> int:
-        """The input for a value that another kernel or PyTorch computes."""
-        node = self._captured.graph[index]
-        if index not in self._captured.origins or node.dtype not in DTYPE_BYTES:
-            raise BadFusion(INSIDE_CALL)
-        return self._add_input(index, node.shape, node.dtype, node.strides)
-
-    def _add_input(
-        self, index: int, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...]
-    ) -> int:
-        position = self._build.input(shape, dtype, strides)
-        self._origins.append(index)
-        return position
-
-
+FLOATS = ("float32", "float16", "bfloat16")
+"""Dtypes of reductions."""
+MAX_REDUCING_DEPTH = 2048
+"""Depth of products with reductions at most: on an H200 a pass over the result that is saved takes
+167 / depth of the product's own time, and kernels of deeper ones are further behind cuBLAS."""
 MAX_OPERATORS = 64
 """Elementwise operators of one kernel at most."""
 
@@ -199,12 +78,22 @@ class FoundProduct:
         """The captured nodes of nodes of the kernel's graph."""
         return tuple(self.origins[index] for index in nodes)
 
+    def repeated_behind(self, graph: Graph) -> set[int]:
+        """Those repeated operators that depend on the products; ``graph``: the captured graph."""
+        return {
+            index
+            for index in self.repeated
+            if any(graph.descendants[anchor] >> index & 1 for anchor in self.anchors)
+        }
+
     @property
     def bytes_saved(self) -> int:
         """Bytes of products and of left operands that no kernel writes, and none reads again."""
         written = self.captured(self.kernel.graph.outputs)
         left = self.calls[0].left.meta["val"]
         saved = 2 * left.numel() * left.element_size() if self.kernel.prologue else 0
+        graph = self.kernel.graph
+        saved += sum(graph[graph[i].inputs[0]].bytes for i in self.kernel.reductions)
         for anchor, call in zip(self.anchors, self.calls, strict=True):
             value = call.node.meta["val"]
             saved += value.numel() * value.element_size() * (1 if anchor in written else 2)
@@ -227,7 +116,7 @@ class Products:
         """The outcome as text."""
         with_readers = [each for each in self.found if not each.kernel.prologue]
         single = {each.products for each in with_readers if len(each.calls) == 1}
-        pairs = sum(len(each.calls) == 2 for each in with_readers)
+        pairs = len({each.products for each in with_readers if len(each.calls) == 2})
         computed = {each.products for each in self.found if each.kernel.prologue}
         lines = [
             f"{len(single)} matrix products with elementwise readers, {pairs} pairs of products "
@@ -252,13 +141,16 @@ def find_products(captured: CapturedGraph, input_views: Collection[int] = ()) ->
             continue
         computing_left = list(search.grow_with_prologue((index,)))
         with_prologue += computing_left
+        reducing = list(search.grow_with_reductions((index,)))
+        singles += reducing
         try:
             singles.append(search.grow((index,)))
         except (BadFusion, BadGraph) as error:
-            if not computing_left:
+            if not (computing_left or reducing):
                 outcome.refused[str(error)] += 1
         for other in search.partners(index):
             with_prologue += search.grow_with_prologue((index, other))
+            outcome.found += search.grow_with_reductions((index, other))
             try:
                 outcome.found.append(search.grow((index, other)))
             except (BadFusion, BadGraph):
@@ -332,6 +224,85 @@ class _Search:
             raise BadFusion(PART if is_read else NO_READER)
         return self._kernel(anchors, members)
 
+    def grow_with_reductions(self, anchors: tuple[int, ...]) -> Iterator[FoundProduct]:
+        """The kernel of products with their readers that reduces these, too, if there is one."""
+        if self.calls[anchors[0]].left.meta["val"].shape[1] > MAX_REDUCING_DEPTH:
+            return
+        elements = self.graph[anchors[0]].elements
+        members = self._forward(anchors, elements)
+        reductions = self._reductions(anchors, members)
+        if not reductions:
+            return
+        members |= reductions
+        self._drop_last_operators(members, reductions)
+        members |= self._needed(anchors, members, elements)
+        try:
+            yield self._kernel(anchors, members)
+        except (BadFusion, BadGraph):
+            return  # there may be one without reductions
+
+    def _reductions(self, anchors: tuple[int, ...], forward: Collection[int]) -> set[int]:
+        """The reductions of products or their readers to one value a row or a column, with the
+        other operators of their ATen calls."""
+        sizes = {*self.calls[anchors[0]].node.meta["val"].shape}
+        found: set[int] = set()
+        for source in (*anchors, *sorted(forward)):
+            for index in self.graph.consumers[source]:
+                node = self.graph[index]
+                if (
+                    node.kind == "reduce"
+                    and node.elements in sizes
+                    and node.dtype in FLOATS
+                    and keeps_order(self.graph, node.inputs[0])
+                    and not self._is_read_with_rows(index, anchors)
+                ):
+                    found |= self._with_own_call(index)
+        return found
+
+    def _is_read_with_rows(self, index: int, anchors: tuple[int, ...]) -> bool:
+        """Whether a kernel reads the result of each row and the row, as in a norm or a softmax.
+
+        It has the whole row then, and reduces it without another pass over memory.
+        """
+        operand = self.graph[self.graph[index].inputs[0]]
+        elements, readers = self.graph[anchors[0]].elements, self.graph.descendants[index]
+        return len(operand.shape) - 1 in self.graph[index].dims and any(
+            readers >> node.index & 1
+            and node.elements >= elements
+            and self._is_next(index, node.index)
+            for node in self.graph
+        )
+
+    def _is_read_wide(self, index: int, anchors: tuple[int, ...], members: set[int]) -> bool:
+        """Whether others, too, read what only widens a value before a reduction.
+
+        They widen it again: the kernel writes the narrower value.
+        """
+        readers = set(self.graph.consumers[index])
+        return (
+            self._depends(index, anchors)
+            and self._widens(index)
+            and index not in self.graph.results
+            and bool(readers - members)
+            and any(self.graph[i].kind == "reduce" for i in members)
+        )
+
+    def _with_own_call(self, index: int) -> set[int]:
+        """A reduction with what follows it in its ATen call; empty if that is more than scaling."""
+        members, elements = {index}, self.graph[index].elements
+        while index not in self.captured.origins:
+            readers = self.graph.consumers[index]
+            if len(readers) != 1:
+                return set()
+            (index,) = readers
+            node = self.graph[index]
+            others = set(self.graph.sources[index]) - members
+            is_scaling = node.kind in ELEMENTWISE and node.elements == elements
+            if not is_scaling or any(self.graph[i].kind != "constant" for i in others):
+                return set()
+            members.add(index)
+        return members
+
     def grow_with_prologue(self, anchors: tuple[int, ...]) -> Iterator[FoundProduct]:
         """The kernels of products that compute their left operand: with all readers of the
         products, and a single product also without any."""
@@ -349,11 +320,14 @@ class _Search:
 
     def _kernel(self, anchors: tuple[int, ...], members: set[int]) -> FoundProduct:
         """The kernel of products and operators around them.  Raises :class:`BadFusion`."""
+        again = {i for i in members if self._is_read_wide(i, anchors, members)}
         outputs = [
             index
-            for index in (*anchors, *sorted(members))
+            for index in (*anchors, *sorted(members - again))
             if (index in anchors or self._depends(index, anchors))
-            and (index in self.graph.results or set(self.graph.consumers[index]) - members)
+            and (
+                index in self.graph.results or set(self.graph.consumers[index]) - (members - again)
+            )
         ]
         if any(index not in self.captured.origins for index in outputs):
             raise BadFusion(INSIDE_CALL)
@@ -371,7 +345,7 @@ class _Search:
                 or not members.union(anchors).issuperset(self.graph.consumers[index])
             )
         }
-        return FoundProduct(kernel, calls, origins, frozenset(members), frozenset(repeated))
+        return FoundProduct(kernel, calls, origins, frozenset(members), frozenset(repeated | again))
 
     def _epilogue_members(self, anchors: tuple[int, ...]) -> set[int]:
         """The operators that read products, with those that only these need; empty if none."""
@@ -404,12 +378,12 @@ class _Search:
         index = self.captured.values[operand]
         return self.graph.base(index) if isinstance(index, int) else None
 
-    def _drop_last_operators(self, members: set[int]) -> None:
+    def _drop_last_operators(self, members: set[int], kept: Collection[int] = ()) -> None:
         """Drop operators whose values Inductor need not write: one kernel reads them all.
 
         It computes them from the values before them, such as the square in a norm.
         """
-        for index in sorted(members, reverse=True):
+        for index in sorted(members.difference(kept), reverse=True):
             readers = self.graph.consumers[index]
             if not (members & set(readers) or index in self.graph.results) and all(
                 self._is_next(index, reader) for reader in readers

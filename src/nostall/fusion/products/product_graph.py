@@ -35,8 +35,22 @@ class ProductGraph:
 
     @property
     def epilogue(self) -> tuple[int, ...]:
-        """The elementwise operators that read the products, and those that these need, in order."""
+        """The operators that read the products, and those that these need, in order: elementwise
+        ones, and reductions over all rows or all columns."""
         return self._computed_from(self.graph.outputs)
+
+    @property
+    def reductions(self) -> tuple[int, ...]:
+        return tuple(i for i in self.epilogue if self.graph[i].kind == "reduce")
+
+    @property
+    def finishing(self) -> tuple[int, ...]:
+        """The operators behind reductions, such as the division of a mean."""
+        behind = set(self.reductions)
+        for index in self.epilogue:
+            if behind & set(self.graph.sources[index]):
+                behind.add(index)
+        return tuple(sorted(behind - {*self.reductions}))
 
     @property
     def prologue(self) -> tuple[int, ...]:
@@ -47,15 +61,15 @@ class ProductGraph:
         return self._computed_from([self.left.index])
 
     def _computed_from(self, roots: Iterable[int]) -> tuple[int, ...]:
-        """The elementwise operators that some nodes need, without those of a prologue."""
+        """The operators that some nodes need, without those of a prologue."""
         waiting, found = list(roots), set[int]()
         while waiting:
             node = self.graph[waiting.pop()]
-            if node.index in found or node.kind not in (*ELEMENTWISE, "layout"):
+            if node.index in found or node.kind not in (*ELEMENTWISE, "reduce", "layout"):
                 continue
             found.add(node.index)
             waiting += node.inputs
-        return tuple(sorted(i for i in found if self.graph[i].kind in ELEMENTWISE))
+        return tuple(sorted(i for i in found if self.graph[i].kind != "layout"))
 
     @property
     def operators(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from nostall.fusion.explore.kernel_splitting import KernelTimes
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.operations import COMPUTE
 from nostall.fusion.recompute.copies import MAX_COPIES, NOT_COPIED, GraphCopier, Group, Kernels
-from nostall.fusion.recompute.partial_reads import read_parts
+from nostall.fusion.recompute.partial_reads import read_nested_parts
 from nostall.fusion.recompute.rounding import may_change_decisions
 
 MAX_TRIALS = 16
@@ -226,7 +226,7 @@ def default_kernels(graph: Graph) -> Kernels:
 
 def _kernels_of_parts(graph: Graph) -> Kernels | None:
     """The kernels of the graph whose parts of values are computed on their own, if it has any."""
-    found = read_parts(graph)
+    found = read_nested_parts(graph)
     if found is None:
         return None
     changed, origins = found

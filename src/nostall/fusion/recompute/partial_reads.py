@@ -14,8 +14,28 @@ from nostall.fusion.graph.dynamic_size import varies
 from nostall.fusion.graph.graph import Graph, Node
 from nostall.fusion.graph.operations import COMPUTE, ELEMENTWISE
 from nostall.fusion.graph.shapes import contiguous_strides
-from nostall.fusion.recompute.copies import MAX_COPIES, NOT_COPIED, GraphCopier
+from nostall.fusion.recompute.copies import NOT_COPIED, GraphCopier
 from nostall.fusion.recompute.rounding import may_change_decisions
+
+MAX_PART_COPIES = 64
+"""Most elementwise operators that may be computed again for one part of a value."""
+MAX_PASSES, MAX_OPERATORS = 5, 512
+"""A part of a value may be computed from parts of values that are computed, too, and so on: so many
+times, in graphs of so many operators."""
+
+
+def read_nested_parts(graph: Graph) -> tuple[Graph, tuple[int | None, ...]] | None:
+    """The same as :func:`read_parts`, also for parts of parts, as in recurrences of neighbours."""
+    found: tuple[Graph, tuple[int | None, ...]] | None = None
+    for _ in range(MAX_PASSES):
+        current = found[0] if found else graph
+        changed = read_parts(current)
+        if changed is None or len(changed[0].operators) > MAX_OPERATORS:
+            break
+        before = found[1] if found else tuple(range(len(graph)))
+        origins = (None if at is None else before[at] for at in changed[1])
+        found = changed[0], tuple(origins)
+    return found
 
 
 def read_parts(graph: Graph) -> tuple[Graph, tuple[int | None, ...]] | None:
@@ -140,7 +160,7 @@ def _sliced(graph: Graph, part: Node, *, by_regions: bool = False) -> set[int] |
         node = graph[index]
         if (index, axis) in copies or axis < 0 or node.shape[axis] == 1:
             continue
-        if graph[graph.base(index)].kind in ("input", "opaque"):
+        if _is_read_in_parts(graph, index):
             leaves.add(index)
             continue
         if by_regions and _separates(graph, node, axis, part):
@@ -151,9 +171,15 @@ def _sliced(graph: Graph, part: Node, *, by_regions: bool = False) -> set[int] |
         copies.add((index, axis))
         pending += [(i, _operand_axis(graph, node, i, axis)) for i in node.inputs]
     copied = {index for index, _ in copies}
-    if sum(graph[index].kind in ELEMENTWISE for index, _ in copies) > MAX_COPIES:
+    if not copied or sum(graph[i].kind in ELEMENTWISE for i, _ in copies) > MAX_PART_COPIES:
         return None
     return None if may_change_decisions(graph, copied, [part.index]) else leaves
+
+
+def _is_read_in_parts(graph: Graph, index: int) -> bool:
+    """Whether a kernel can read a part of a value: of one in memory, or of a part of a value, which
+    is a part of that value, too."""
+    return graph[index].op == "slice" or graph[graph.base(index)].kind in ("input", "opaque")
 
 
 def _has_parts(node: Node) -> bool:
@@ -186,7 +212,7 @@ class _Slicer:
         if axis < 0 or node.shape[axis] == 1:
             return self._copier.position[index]
         if (index, axis) not in self._known:
-            if graph[graph.base(index)].kind in ("input", "opaque"):
+            if _is_read_in_parts(graph, index):
                 added = self._slice_of_input(index, axis)
             else:
                 operands = [self.slice(i, _operand_axis(graph, node, i, axis)) for i in node.inputs]

@@ -73,6 +73,9 @@ def products(draw: Any) -> ProductGraph:
         result = build("mul", result, build("sigmoid", scale))
     is_kept = draw(st.booleans())
     outputs = [result, *(values if is_kept else [])]
+    for dims in draw(st.sampled_from(((), ((0, 1),), ((2,),), ((2,), (0, 1))))):
+        reduced = build(draw(st.sampled_from(("sum", "amax"))), result, dims=dims, keepdim=True)
+        outputs.append(build("mul", reduced, build.constant(0.5)))
     return ProductGraph(build.graph(*outputs))
 
 
@@ -188,7 +191,7 @@ def damaged_errors(folder: Path) -> list[str]:
 def main(folder: Path, examples: int) -> dict[str, Any]:
     prepare()
     wrong: list[str] = []
-    seen = {"configurations": 0, "pairs": 0, "descriptors": 0, "prologues": 0}
+    seen = {"configurations": 0, "pairs": 0, "descriptors": 0, "prologues": 0, "sums": 0}
 
     @examples_of(examples)
     @given(products())
@@ -200,6 +203,7 @@ def main(folder: Path, examples: int) -> dict[str, Any]:
             seen["pairs"] += len(product.dots) == 2
             seen["descriptors"] += config.descriptors
             seen["prologues"] += bool(product.prologue)
+            seen["sums"] += len(product.reductions)
             wrong.extend(errors_of(product, config, folder))
 
     check()

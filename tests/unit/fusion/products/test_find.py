@@ -107,7 +107,7 @@ def test_operators_that_only_a_reduction_reads_stay_with_it() -> None:
         return (x @ w).square().sum(-1)
 
     products = found_forward(program, *tensors((32, 16), (16, 24)))
-    assert not products.found
+    assert all(each.kernel.reductions for each in products.found)
 
 
 def _sliced(x: Tensor, w: Tensor) -> Tensor:
@@ -228,3 +228,39 @@ def test_results_have_all_elements_of_the_product() -> None:
     for each in with_readers(products):
         graph: Graph = each.kernel.graph
         assert all(math.prod(graph[i].shape) == 32 * 24 for i in graph.outputs)
+
+
+def test_the_gradient_of_a_bias_is_reduced_by_the_kernel_of_a_product() -> None:
+    def program(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x @ first + bias) @ second
+
+    reducing, plain = found_backward(program, *tensors((32, 16), (16, 24), (24,), (24, 16))).found
+    assert operators(reducing) == [*operators(plain), "sum"]
+    assert len(reducing.kernel.graph.outputs) == len(plain.kernel.graph.outputs) + 1
+    assert reducing.bytes_saved > plain.bytes_saved
+
+
+def test_what_is_widened_for_a_reduction_is_not_written() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.relu(x @ w).float()
+        return y - y.mean(0)
+
+    reducing, *_ = found_forward(program, *tensors((32, 16), (16, 24))).found
+    graph = reducing.kernel.graph
+    assert [graph[i].op for i in graph.outputs] == ["relu", "mul"]
+    by_rows = found_forward(lambda x, w: torch.softmax(x @ w, -1), *tensors((32, 16), (16, 24)))
+    assert not any(each.kernel.reductions for each in by_rows.found)
+
+
+def test_a_mean_behind_a_product_is_a_reduction_with_its_scaling() -> None:
+    def program(x: Tensor, w: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        total = kept + x @ w
+        return total, total.float().square().mean(-1)
+
+    reducing, plain = found_forward(program, *tensors((32, 16), (16, 24), (32, 24))).found
+    assert operators(reducing)[-3:] == ["square", "sum", "mul"]
+    assert "square" not in operators(plain), "Inductor computes it with the sum"
+    partial = found_forward(
+        lambda x, w: (x @ w).view(8, 4, 24).sum(1), *tensors((32, 16), (16, 24))
+    )
+    assert not partial.found

@@ -8,8 +8,12 @@ import pytest
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.regions import find_regions
-from nostall.fusion.recompute.copies import MAX_COPIES
-from nostall.fusion.recompute.partial_reads import read_parts, views_of_parts
+from nostall.fusion.recompute.partial_reads import (
+    MAX_PART_COPIES,
+    read_nested_parts,
+    read_parts,
+    views_of_parts,
+)
 
 pytest.importorskip("torch")
 
@@ -76,7 +80,7 @@ def test_a_part_along_a_dynamic_axis_and_a_long_computation_stay() -> None:
     assert read_parts(build.graph(build("exp", part))) is None
     build = Builder()
     value = build.input((4, 8))
-    for _ in range(MAX_COPIES + 1):
+    for _ in range(MAX_PART_COPIES + 1):
         value = build("neg", value)
     part = build("slice", value, dim=1, start=0, step=2, shape=(4, 4))
     assert read_parts(build.graph(build("exp", part))) is None
@@ -243,3 +247,20 @@ def test_the_view_that_splits_the_axis_is_found_below_views_that_keep_it(is_slic
     assert region.inputs == (rows,)
     assert no_kernel_reason(graph, graph.operators) is not None
     assert no_kernel_reason(region.graph, region.graph.operators) is None
+
+
+def test_parts_of_values_that_are_computed_from_parts_are_computed_from_memory() -> None:
+    build = Builder()
+    value = build.input((4, 9))
+    for width in (8, 7):
+        left, right = (
+            build("slice", value, dim=1, start=start, step=1, shape=(4, width)) for start in (0, 1)
+        )
+        value = build("maximum", build("neg", left), right)
+    found = read_nested_parts(build.graph(value))
+    assert found is not None
+    graph, origins = found
+    assert all(
+        graph[graph.base(i)].kind == "input" for n in graph if n.op == "slice" for i in n.inputs
+    )
+    assert origins[graph.outputs[0]] == value

@@ -3,7 +3,8 @@
 The rules are those of all comparisons of nostall: samples are interleaved, the baseline is measured
 twice (the second time as the null), and the candidate is faster only if its whole interval is above
 1 and above the null's.  On a GPU two clocks measure: a loop, which the host may hold up, and
-replays of CUDA graphs, which it does not.  A candidate that is slower by either is not selected.
+replays of CUDA graphs, which it does not.  A candidate that is slower by either is not selected,
+nor one that gains less by one than it seems to lose by the other.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 
@@ -45,6 +46,9 @@ waits for it, and because the whole graphs are compared afterwards."""
 MIN_TUNED_S = 8e-6
 """Kernels with a shorter modelled time (seconds) are not tuned: tuning gains a few hundredths of
 that, and compiling a kernel's plans takes as long as for any other kernel."""
+MAX_REDUCING_CONFIGS = 5
+"""Configurations of a product's kernel with reductions: the first ones are the fastest of most
+products with a derivative of an activation, which a gradient of a bias reduces."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,8 @@ def product_kernels(
     product: ProductGraph, store: KernelStore, hardware: Hardware
 ) -> Iterator[tuple[ProductConfig, str, tuple[int, ...]]]:
     """Each configuration with the name of its kernel and the nodes that the kernel reads."""
-    for config in configs(product.shape, hardware):
+    # The same product is measured without reductions, too.
+    most = MAX_REDUCING_CONFIGS if product.reductions else None
+    for config in islice(configs(product.shape, hardware), most):
         program = emit_products(product, config, hardware)
         yield config, store.put(program), program.inputs

@@ -79,7 +79,9 @@ def _compatible(
         group = frozenset(match.operators)
         # A value of few elements may be computed by several kernels, but only as a part of them.
         shared = {i for i in group & taken if i in match.outputs or _is_large(captured, each, i)}
-        owned = group - taken
+        # What the kernel repeats of its own results does not leave it.
+        again = each.repeated_behind(captured.graph) - taken
+        owned = group - taken | again
         if shared or not captured.graph.is_acyclic([*groups, owned]):
             continue
         chosen.append((each, match, record))

@@ -251,6 +251,11 @@ class ReplayRecord(Record, frozen=True):
         return Comparison(self.ratio, self.low, self.high, self.null_low, self.null_high, kind)
 
 
+LEAST_GAIN = 1.01
+"""Product of the ratios of both clocks at least, for a candidate to be faster: a noisy loop cannot
+show a loss, and a smaller gain by CUDA graphs alone is no reason for that risk."""
+
+
 class ComparisonRecord(Record, frozen=True):
     """A measured comparison of both versions of a whole graph, forward and backward.
 
@@ -284,9 +289,14 @@ class ComparisonRecord(Record, frozen=True):
 
     @property
     def verdict(self) -> Verdict:
-        """``slower`` if either clock says so, else ``faster`` if either does."""
+        """``slower`` if either clock says so; ``faster`` if either does, and if what it gains is
+        more than the other clock may lose and :data:`LEAST_GAIN`; else ``same``."""
         verdicts = self._verdicts
-        return next((each for each in ("slower", "faster") if each in verdicts), "same")
+        if "slower" in verdicts:
+            return "slower"
+        other = self.replayed
+        is_gain = other is None or self.ratio * other.ratio >= LEAST_GAIN
+        return "faster" if "faster" in verdicts and is_gain else "same"
 
     @property
     def _verdicts(self) -> tuple[Verdict, ...]:
@@ -298,10 +308,10 @@ class ComparisonRecord(Record, frozen=True):
     def deciding_clock(self) -> str:
         """The clock by which the candidate is slower or faster; both if none or both show it."""
         names = (self.clock, "" if self.replayed is None else self.replayed.clock)
-        verdicts = self._verdicts
-        if verdicts.count(self.verdict) == len(verdicts):
+        verdicts, verdict = self._verdicts, self.verdict
+        if verdict == "same" or verdicts.count(verdict) == len(verdicts):
             return " and ".join(filter(None, names))
-        return names[verdicts.index(self.verdict)]
+        return names[verdicts.index(verdict)]
 
     @property
     def memory(self) -> str:

@@ -93,6 +93,7 @@ def slowed(ratio: float) -> RecordedClock:
         (1.1, 0.9, "slower", "recorded graphs"),
         (1.0, 0.9, "slower", "recorded graphs"),
         (1.0, 1.0, "same", "recorded and recorded graphs"),
+        (1.0, 1.005, "same", "recorded and recorded graphs"),
         # Replays are not measured then.
         (0.9, 1.2, "slower", "recorded"),
     ],
@@ -114,6 +115,26 @@ def test_a_candidate_that_is_slower_by_either_clock_is_not_selected(
     assert (record.replayed is None) == (loop < 1.0)
     assert ComparisonRecord.read(record.json) == record
     assert (f"decided by {decides}" in str(record)) == (loop >= 1.0)
+
+
+def _same(x: Tensor) -> tuple[Tensor]:
+    return (x,)
+
+
+def test_a_gain_by_graphs_must_exceed_what_a_noisy_loop_may_lose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graph_comparison, "peak_bytes", lambda run, args: 1 << 20)
+    noise = [0.9, 0.95, 0.97, 1.05] * 3
+    loop = RecordedClock({"*": [noise, [1.0] * 12, [1.0] * 12]})
+    call = Call.record([torch.ones(3)], frozenset())
+    for ratio, verdict in ((1.02, "same"), (1.2, "faster")):
+        clocks = GraphClocks(loop, 0.1, slowed(ratio))
+        record, _ = compare_graphs(
+            GRAPH, _same, _same, call, clocks, needs_kernels=False, repeats=False
+        )
+        assert record.comparison().verdict == "same"
+        assert record.verdict == verdict
 
 
 def test_steps_that_cannot_be_captured_are_timed_in_a_loop(

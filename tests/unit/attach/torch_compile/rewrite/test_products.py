@@ -87,6 +87,19 @@ def test_a_product_and_its_readers_become_one_call() -> None:
     assert len(result.kernels) == len(result.regions) == 1
 
 
+def test_a_reduction_of_a_products_readers_is_a_result_of_its_kernel() -> None:
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y = torch.addmm(bias, x, weight).float()
+        return y - y.mean(0)
+
+    module = traced(function, (32, 16), (16, 32), (32,))
+    kernel_filter = KernelFilter(regions=records(module), products=True)
+    assert insert_products(module, kernel_filter, RewriteResult()) == 1
+    module.graph.lint()
+    assert calls(module) == ["kernel"]
+    assert not any("mean" in str(node.target) for node in module.graph.nodes)
+
+
 def test_without_a_record_a_product_stays_with_cublas() -> None:
     module, result = traced(feed_forward, (32, 16), (16, 32), (32, 16)), RewriteResult()
     before = str(module.graph)
