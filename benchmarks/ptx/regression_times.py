@@ -185,8 +185,10 @@ def search(case: Case, settings: Settings, setup: Setup | None = None) -> Row:
         about = dict(gpu.info)
     row: Row = {**measured.to_json(), "gpu": about, "seconds": round(monotonic() - began, 1)}
     found = measured.found
+    if found is not None:
+        ended = {"stopped": found.search.stopped, "evaluations": found.search.evaluations}
+        row["search"] = {**ended, "recipe": _changes(found.recipe)}
     if found is not None and found.improved:
-        row["search"] = {"stopped": found.search.stopped, "recipe": _changes(found.recipe)}
         with _open(case, case.older.cubin, settings) as gpu:
             decision = decide(gpu, found.cubin, **_COMPARED, seed=settings.seed)
         row["beside_older"] = comparison_record(decision)
@@ -270,7 +272,8 @@ def line(name: str, row: Row) -> str:
     older, share = measured["older"], measured["recovered"]
     times = f"{older['ratio']:.4f} [{older['low']:.4f}, {older['high']:.4f}]"
     answer = "none lost" if share is None else f"recovered {share:.0%}"
-    return f"{text}, {times}: {answer} in {measured['seconds']} s"
+    timed = (measured.get("search") or {}).get("evaluations", 0)
+    return f"{text}, {times}: {answer} in {measured['seconds']} s, {timed} evaluations"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -37,9 +37,8 @@ def inspect(
 ) -> None:
     """Show a kernel's instructions and which of them can move.
 
-    Also shown: why the other instructions are pinned, what the verifier finds in the cubin, and
-    what searches gained on such kernels. With a launch, the SM model says what the kernel waits
-    for.
+    Also shown: why the other instructions are pinned, what the verifier finds in the cubin, what
+    the kernel waits for in the SM model, and what searches gained on such kernels.
     """
     from nostall.sass import Program
 
@@ -82,18 +81,27 @@ def _properties(program: Program, function: Function) -> dict[str, Any]:
 def _room(program: Program, function: Function, source: Source) -> dict[str, Any]:
     """What a search may find: fields of the JSON document."""
     from nostall.core.errors import NostallError
+    from nostall.tuning.distance_check import are_measured
+    from nostall.tuning.launches.template import template_of_cubin
     from nostall.tuning.room import describe_bound, kind_of, load_gains, modelled_bound
 
     gains, kind = load_gains(), kind_of(function)
     measured = [gains.sentence("assembler", kind)] if source.ptx is not None else []
     measured.append(gains.sentence("native moves", kind))
+    if not are_measured(source.cubin):
+        measured.append(f"on sm_{program.sm} no search was measured")
     room: dict[str, Any] = {"kind": kind, "measured_gains": measured, "modelled_bound": None}
-    if source.launch is not None:
-        try:
-            room["modelled_bound"] = modelled_bound(program, function, source.launch)
-            room["bound"] = describe_bound(room["modelled_bound"])
-        except NostallError as error:
-            room["bound"] = f"not modelled: {error}"
+    launch, assumed = source.launch, ""
+    if launch is None:
+        launch = template_of_cubin(source.cubin, source.kernel).launch
+        assumed = (
+            f"; assumed are {launch.blocks} blocks of {launch.threads} threads, give --launch FILE"
+        )
+    try:
+        room["modelled_bound"] = modelled_bound(program, function, launch)
+        room["bound"] = describe_bound(room["modelled_bound"]) + assumed
+    except NostallError as error:
+        room["bound"] = f"not modelled: {error}"
     return room
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from importlib import resources
@@ -30,6 +31,7 @@ SEARCHES: Mapping[Search, str] = {
     "native moves": "moves of native instructions",
     "assembler": "searches of what ptxas is given",
 }
+_TCGEN05 = re.compile(r"UTC\w*MMA")
 _MEMORY = Effect.ACCESS & ~(Effect.READ_LOCAL | Effect.WRITE_LOCAL)
 
 
@@ -68,9 +70,9 @@ def load_gains() -> Gains:
 
 
 def kind_of(function: Function) -> Kind:
-    """The kind of a kernel by its matrix instructions."""
+    """The kind of a kernel by its matrix instructions; tcgen05 counts as wgmma, the nearest."""
     pipes = {instruction.pipe for instruction in function.instructions}
-    if Pipe.GMMA in pipes:
+    if Pipe.GMMA in pipes or any(_TCGEN05.match(i.base) for i in function.instructions):
         return "wgmma"
     return "mma" if Pipe.MMA in pipes else "no matrix instructions"
 

@@ -11,6 +11,7 @@ import pytest
 
 import nostall
 from nostall.attach.load import object_code
+from nostall.attach.store_lookup import find_replacement
 from nostall.core import BadBinary, BadInput, MissingPart
 from nostall.store import Row, Store
 from tests.unit.attach.variants import GPU, keep_variant
@@ -50,6 +51,23 @@ def test_another_or_unknown_gpu_gets_the_original(
         assert nostall.load(ORIGINAL, to="bytes") == ORIGINAL.read_bytes()
     assert sorted(r.message.count("this is Yet another") for r in caplog.records) == [0, 1]
     assert "set NOSTALL_GPU" in caplog.text
+
+
+def test_a_record_of_another_compiler_is_named_once(
+    stored: tuple[Store, Row], caplog: pytest.LogCaptureFixture
+) -> None:
+    original = ORIGINAL.read_bytes()
+    same_compiler = original + b"\0"
+    release = b"\x04\x37\x04\x00"
+    at = original.index(release) + len(release)
+    newer = original[:at] + bytes([137]) + original[at + 1 :]
+    newer = newer.replace(b"V13.0.88", b"V13.7.10")
+    for _ in range(2):
+        assert find_replacement(same_compiler, "test", gpu=GPU) is None
+        assert find_replacement(newer, "test", gpu=GPU) is None
+    (message,) = (r.message for r in caplog.records if "made it" in r.message)
+    assert "transpose runs as ptxas 13.7" in message and stored[1].id[:12] in message
+    assert "`nostall tune`" in message
 
 
 def test_the_gpu_from_the_environment(
