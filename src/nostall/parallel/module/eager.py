@@ -104,13 +104,14 @@ class _Comparison:
             self._refuse(noise, tolerance(self.model.computation_dtype), _DIFFERS_FROM_ITSELF)
             del second
             traced = self._traced(batch)
+            mixed = self._mixes_samples()
         allowed = max(
             _MIN_TOLERANCE,
             2 * torch.finfo(self.model.computation_dtype).eps,
             REPEATED_DIFFERENCES * max(noise.values()),
         )
         self._refuse(_differences(first, traced), allowed, _DIFFERS_FROM_TRACE)
-        return _notes(repeated)
+        return (*_notes(repeated), *mixed)
 
     def _eager(self, batch: Any) -> tuple[dict[str, torch.Tensor], list[str]]:
         """Loss and gradients of the module, and the submodules that run again in the backward."""
@@ -132,6 +133,26 @@ class _Comparison:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _mixes_samples(self) -> tuple[str, ...]:
+        """A note if the gradients of a batch are not the mean, or sum, of those of its parts."""
+        if self.model.random_operations:
+            return ()
+        samples = max(2, self.samples)
+        cut, is_mean = samples // 2, self.job.reduction == "mean"
+        batch = to_device(self.job.example_batch(samples), self.device)
+        total: dict[str, torch.Tensor] = {}
+        try:
+            whole, _ = self._eager(batch)
+            for part, size in ((slice(cut), cut), (slice(cut, None), samples - cut)):
+                for name, value in self._eager(self.job.take(batch, part))[0].items():
+                    total[name] = total.get(name, 0) + value * (size / samples if is_mean else 1)
+        except Exception:  # the user's code may not run on fewer samples than the plan gives it
+            return ()
+        difference = max(_differences(whole, total).values())
+        if difference <= _MAX_MIXED:
+            return ()
+        return (_MIXES_SAMPLES.format(kind=self.job.reduction, difference=f"{difference:.3g}"),)
 
     def _traced(self, batch: Any) -> dict[str, torch.Tensor]:
         segment = self.model.segment(0, len(self.model), self.samples, self.device)
@@ -176,6 +197,13 @@ class _Comparison:
                 raise BadModel(text.format(what=what, difference=f"{difference:.3g}"))
 
 
+_MAX_MIXED = 0.01
+"""Difference of gradients of a batch from those of its parts, from which on a note tells it."""
+_MIXES_SAMPLES = (
+    "the loss of a batch is not the {kind} of the losses of its parts (a gradient differs by "
+    "{difference} of its largest value): with micro-batches or replicas, a pipeline plan trains on "
+    "another loss; give one micro-batch and no replicas, or use --planner sharding with --mesh"
+)
 _NOTHING_TO_TRAIN = (
     "the loss depends on no trainable parameter; there is nothing to train (reentrant "
     "checkpointing of all layers drops their gradients: give use_reentrant=False)"

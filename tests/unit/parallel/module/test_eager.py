@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -204,7 +205,9 @@ def test_a_module_that_its_trace_equals_is_accepted_as_it_was(function: Function
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    assert compare_with_eager(Model(own), 4, CPU) == ()
+    notes = compare_with_eager(Model(own), 4, CPU)
+    # A mean over the batch makes the gradients of a batch others than those of its parts.
+    assert len(notes) == (function is no_grad_scale)
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(value, before[n]) for n, value in own.module.state_dict().items())
     assert all(parameter.grad is None for parameter in own.module.parameters())
@@ -274,3 +277,12 @@ def test_a_module_that_cannot_train_is_refused() -> None:
 
     with pytest.raises(BadModel, match=f"fails on {SAMPLES} samples: ValueError: no kernel"):
         compared_model(job(on_other_device), print)
+
+
+def test_a_loss_over_pairs_of_samples_is_noted() -> None:
+    def contrastive(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output @ targets.T, torch.arange(len(output)))
+
+    plain = job(lambda block, x: block.linear(x))
+    (note,) = compare_with_eager(Model(dataclasses.replace(plain, loss=contrastive)), SAMPLES, CPU)
+    assert note.startswith("the loss of a batch is not the mean of the losses of its parts")
