@@ -9,9 +9,11 @@ documentation's start page share this list.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
@@ -150,6 +152,25 @@ VERBS = {name: _VERBS[name] for level in LEVELS for name in level.verbs}
 _PANELS = {name: level.title for level in LEVELS for name in level.verbs}
 
 
+_FOR_FILES = {
+    (".json", ".json.gz", ".sqlite", ".et", ".csv", ".csv.gz", ".parquet"): "characterize",
+    (".cubin", ".fatbin", ".ptx"): "inspect",
+    (".py",): "optimize -- python",
+}
+"""The command to begin with for a file, by the end of its name."""
+
+
+def _for_file(name: str) -> str:
+    """A suggestion for the name of a file that was given instead of a command; or nothing."""
+    path = Path(name)
+    if not path.exists():
+        return ""
+    found = (verb for ends, verb in _FOR_FILES.items() if name.lower().endswith(ends))
+    verb = "report" if (path / "run.json").exists() else next(found, None)
+    command = "nostall --help" if verb is None else f"nostall {verb} {shlex.quote(name)}"
+    return f"; it is a path: try {command}"
+
+
 class Verbs(TyperGroup):
     """Command group of :data:`VERBS`."""
 
@@ -167,7 +188,7 @@ class Verbs(TyperGroup):
         of a command ends with an error that suggests it.
         """
         if cmd_name not in VERBS:
-            suggestion = did_you_mean(cmd_name, VERBS)
+            suggestion = _for_file(cmd_name) or did_you_mean(cmd_name, VERBS)
             if suggestion and not ctx.resilient_parsing and not cmd_name.startswith("-"):
                 ctx.fail(f"No such command {cmd_name!r}{suggestion}")
             return None

@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -106,6 +107,14 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     result = CliRunner().invoke(app, ["tunes"])
     assert result.exit_code == 2
     assert "No such command 'tunes'" in result.output
+
+
+def test_a_file_instead_of_a_command_is_told_its_command(tmp_path: Path) -> None:
+    file = tmp_path / "my trace.json.gz"
+    file.touch()
+    result = CliRunner().invoke(app, [str(file)], env={"COLUMNS": "400"})
+    assert result.exit_code == 2
+    assert f"try nostall characterize '{file}'" in result.output
 
 
 def test_no_module_of_a_command_is_imported_at_the_start() -> None:

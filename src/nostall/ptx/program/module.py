@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nostall.core.errors import BadInput
+from nostall.core.text.suggest import listed
 from nostall.ptx.errors import bad_ptx
 from nostall.ptx.program.blocks import Block, build_blocks, flatten
 from nostall.ptx.program.body import build_body
@@ -97,7 +98,7 @@ class Module:
             return self.kernels[0]
         if name is None or name not in names:
             problem = "no kernel was named" if name is None else f"no kernel {name!r}"
-            raise BadInput(f"{problem} in this PTX; choose one of {names}")
+            raise BadInput(f"{problem} in this PTX; name one of: {listed(names)} (--kernel)")
         return self.kernels[names.index(name)]
 
 

@@ -75,7 +75,9 @@ def load_cubin(
     names = [text.name for text in cubin.texts if text.is_kernel]
     if kernel is None:
         if len(names) != 1:
-            raise BadInput(f"{path} holds {len(names)} kernels; name one of: {listed(names)}")
+            raise BadInput(
+                f"{path} holds {len(names)} kernels; name one of: {listed(names)} (--kernel)"
+            )
         kernel = names[0]
     elif kernel not in names:
         raise BadInput(

@@ -14,7 +14,14 @@ import numpy as np
 
 from nostall.core.errors import BadTrace
 from nostall.core.text.plurals import pluralize
-from nostall.workload.timeline.host_work import HostTime, long_host_calls, setup_calls
+from nostall.workload.timeline.host_work import (
+    HostSpans,
+    HostTime,
+    Launcher,
+    calls_without_launch,
+    long_host_calls,
+    setup_calls,
+)
 from nostall.workload.timeline.intervals import Intervals
 from nostall.workload.timeline.steps import AnalysedSpan, analysed_span, launch_rows, launch_times
 from nostall.workload.traces.recording import Activities, ActivityType, Recording
@@ -112,16 +119,9 @@ def idle_gaps(
     in_graph = ~is_last & (behind > 0) & (row >= 0) & (row == np.append(-1, launches)[behind])
     is_late &= ~in_graph
     waiting = np.where(is_late, np.minimum(called, end), np.where(is_known, start, end))
-    loading, syncs, drivers = _waits(recording, launches)
-    both = loading | syncs
     before = waiting - start
-    # Lengths are differences of sums, which round; no part of a time may exceed it.
-    by_input = np.minimum(loading.length_in(start, waiting), before)
-    by_both = np.clip(both.length_in(start, waiting), by_input, before)
-    late_windows = Intervals(start[is_late], waiting[is_late])
-    host_calls = long_host_calls(recording, drivers, late_windows, (before - by_both)[is_late])
-    by_host = np.where(is_late, (both | host_calls).length_in(start, waiting) - by_both, 0.0)
-    by_host = np.clip(by_host, 0.0, before - by_both)
+    causes = _host_causes(recording, launches, row, Intervals(start, waiting), is_late)
+    by_input, by_both, by_host, host_calls, drivers = causes
     # Behind the start of the launch call: a late launch takes until the activity begins, unless
     # the host had already launched much more; a launch before the gap takes until it returns.
     starts = recording.calls.start[np.unique(launches[launches >= 0])]
@@ -133,7 +133,7 @@ def idle_gaps(
     by_launch = np.where(is_known, unlaunched, 0.0) + in_call
     by_other = end - waiting - in_call + np.where(is_known, 0.0, unlaunched)
     rest = by_host + by_launch + by_other
-    by_setup = setup_calls(recording, drivers).length_in(start, end)
+    by_setup = setup_calls(recording, drivers, slow_launches=True).length_in(start, end)
     return IdleGaps(
         start=start,
         end=end,
@@ -151,7 +151,48 @@ def idle_gaps(
     )
 
 
-def _waits(recording: Recording, launches: np.ndarray) -> tuple[Intervals, Intervals, np.ndarray]:
+def _host_causes(
+    recording: Recording,
+    launches: np.ndarray,
+    row: np.ndarray,
+    waiting: Intervals,
+    is_late: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Intervals, np.ndarray]:
+    """What the host did in the times before launches, and the threads that drive the GPU.
+
+    ``row`` are the calls that end the times ``waiting``, -1 if they are not known.  The result is
+    the seconds in the data loader, those in it or in a wait for the GPU, those in long host calls,
+    shape [times]; the long host calls; the threads.
+    """
+    loading, syncs, drivers = _waits(recording, launches)
+    calls = calls_without_launch(recording, drivers)
+    setup = setup_calls(recording, drivers, slow_launches=False)
+    by_input, by_both, by_host = np.zeros((3, len(row)))
+    pieces = Intervals.empty()
+    launcher = np.append(recording.calls.thread, -1)[row]
+    for thread in np.unique(launcher):
+        is_own = launcher == thread
+        start, end = waiting.start[is_own], waiting.end[is_own]
+        delay = Launcher.of(recording, launches, int(thread))
+        load, sync = delay.waits(loading), delay.waits(syncs)
+        both, before = load | sync, end - start
+        # Lengths are differences of sums, which round; no part of a time may exceed it.
+        by_input[is_own] = own_input = np.minimum(load.length_in(start, end), before)
+        by_both[is_own] = own_both = np.clip(both.length_in(start, end), own_input, before)
+        late = is_late[is_own]
+        windows = Intervals(start[late], end[late])
+        rest = (before - own_both)[late]
+        found = long_host_calls(delay.cut(calls), windows, rest)
+        # Allocations come in runs, such as many calls that free memory and one that takes it.
+        most = setup.length_in(windows.start, windows.end) > rest / 2
+        found |= setup & Intervals(windows.start[most], windows.end[most])
+        own_host = np.where(late, (both | found).length_in(start, end) - own_both, 0.0)
+        by_host[is_own] = np.clip(own_host, 0.0, before - own_both)
+        pieces |= found
+    return by_input, by_both, by_host, pieces, drivers
+
+
+def _waits(recording: Recording, launches: np.ndarray) -> tuple[HostSpans, HostSpans, np.ndarray]:
     """Waits for the data loader and for the GPU, and the threads that drive the GPU.
 
     These threads launch its work, mark steps or load data; a wait of any other thread, for example
@@ -165,10 +206,11 @@ def _waits(recording: Recording, launches: np.ndarray) -> tuple[Intervals, Inter
         drivers = np.union1d(launching, marking)
     else:
         drivers = np.arange(len(process))
-    own = np.isin(recording.loading_thread, drivers)
-    loading = Intervals.union(recording.loading[own, 0], recording.loading[own, 1])
+    load_start, load_end = recording.loading.T
+    loading = HostSpans(load_start, load_end, recording.loading_thread)
     waits = calls.synchronizes & np.isin(calls.thread, drivers)
-    return loading, Intervals.union(calls.start[waits], calls.end[waits]), drivers
+    syncs = HostSpans(calls.start[waits], calls.end[waits], calls.thread[waits])
+    return loading.select(np.isin(loading.thread, drivers)), syncs, drivers
 
 
 def _occur_once(

@@ -12,6 +12,7 @@ the recorded steps differ, is not counted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -149,7 +150,7 @@ def _different(recording: Recording, count: int, other: Recording, expected: int
 def _match_group(lists: list[list[_Collective]]) -> list[tuple[_Collective, ...]]:
     """The collectives that all ranks of a process group have."""
     if all(collective.sequence >= 0 for some in lists for collective in some):
-        by_sequence = [{(c.sequence, c.name): c for c in some} for some in lists]
+        by_sequence = [_numbered(some) for some in lists]
         common = [key for key in by_sequence[0] if all(key in rank for rank in by_sequence)]
         return [tuple(rank[key] for rank in by_sequence) for key in common]
     names = [[collective.name for collective in some] for some in lists]
@@ -160,6 +161,20 @@ def _match_group(lists: list[list[_Collective]]) -> list[tuple[_Collective, ...]
         pairs = _align([row[0].key for row in rows], [collective.key for collective in others])
         rows = [(*rows[i], others[j]) for i, j in pairs]
     return rows
+
+
+def _numbered(collectives: list[_Collective]) -> dict[tuple[int, str, int], _Collective]:
+    """The kernels by sequence number, name and position among those of both.
+
+    One collective can have several kernels, as an exchange among many ranks has.
+    """
+    count: Counter[tuple[int, str]] = Counter()
+    numbered = {}
+    for collective in collectives:
+        key = collective.sequence, collective.name
+        numbered[*key, count[key]] = collective
+        count[key] += 1
+    return numbered
 
 
 def _align(

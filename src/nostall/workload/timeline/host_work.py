@@ -20,18 +20,72 @@ SLOW_LAUNCH = 10.0
 """A launch call that takes this many times as long as the median one loads or sets up something."""
 
 
-def long_host_calls(
-    recording: Recording, threads: np.ndarray, windows: Intervals, rest: np.ndarray
-) -> Intervals:
+@dataclass(frozen=True)
+class HostSpans:
+    """Times of threads of the host, in columns of shape [spans]."""
+
+    start: np.ndarray
+    end: np.ndarray
+    thread: np.ndarray
+
+    def select(self, rows: np.ndarray) -> HostSpans:
+        """The rows of a boolean mask."""
+        return HostSpans(self.start[rows], self.end[rows], self.thread[rows])
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A thread that launches work of one GPU, or any thread."""
+
+    thread: int
+    """-1: any thread."""
+    launches: np.ndarray
+    """Start of each of its launches, ascending."""
+    busy: Intervals
+    """Its operators and its runtime calls."""
+
+    @classmethod
+    def of(cls, recording: Recording, launches: np.ndarray, thread: int) -> Launcher:
+        """``launches`` are rows of ``recording.calls``; -1: none."""
+        calls, host = recording.calls, recording.host
+        rows = np.unique(launches[launches >= 0])
+        own, running = calls.thread == thread, (host.thread == thread) & host.is_operator
+        busy = Intervals.union(
+            np.concatenate((calls.start[own], host.start[running])),
+            np.concatenate((calls.end[own], host.end[running])),
+        )
+        return cls(thread, calls.start[rows[own[rows]]], busy)
+
+    def cut(self, spans: HostSpans) -> HostSpans:
+        """The spans without the time in which another thread delays no launch of this one.
+
+        That is its time before a launch of this thread: the thread did not wait for it.
+        """
+        if self.thread < 0:
+            return spans
+        last = np.append(self.launches, -np.inf)[np.searchsorted(self.launches, spans.end) - 1]
+        start = np.where(spans.thread == self.thread, spans.start, np.maximum(spans.start, last))
+        return HostSpans(start, spans.end, spans.thread)
+
+    def waits(self, spans: HostSpans) -> Intervals:
+        """The time in which waits can delay the launches of this thread.
+
+        It does not wait for another thread while it is in an operator or a runtime call.
+        """
+        cut, own = self.cut(spans), spans.thread == self.thread
+        others = Intervals.union(cut.start[~own], cut.end[~own])
+        return (others - self.busy) | Intervals.union(cut.start[own], cut.end[own])
+
+
+def long_host_calls(calls: HostSpans, windows: Intervals, rest: np.ndarray) -> Intervals:
     """Host calls without a launch that fill most of a window by themselves.
 
-    ``windows`` are the times before launches, and ``rest`` the seconds of each that no wait
-    explains.  The short calls between two launches are what a launch costs the host, and a CUDA
-    graph saves them; a call that takes more than half of the time before a launch is work of its
-    own.  Candidates are runtime calls that launch nothing, and operators and annotations without a
-    launch or a wait in them that are not a part of an operator.
+    ``calls`` are those of :func:`calls_without_launch`, ``windows`` the times before launches, and
+    ``rest`` the seconds of each that no wait explains.  The short calls between two launches are
+    what a launch costs the host, and a CUDA graph saves them; a call that takes more than half of
+    the time before a launch is work of its own.
     """
-    start, end = _calls_without_launch(recording, threads)
+    start, end = calls.start, calls.end
     first = np.searchsorted(windows.end, start, side="right")
     meets = np.append(windows.start, np.inf)[first] < end
     pieces: list[tuple[float, float]] = []
@@ -47,7 +101,7 @@ def long_host_calls(
     return Intervals.union(found[:, 0], found[:, 1])
 
 
-def setup_calls(recording: Recording, threads: np.ndarray) -> Intervals:
+def setup_calls(recording: Recording, threads: np.ndarray, *, slow_launches: bool) -> Intervals:
     """Runtime calls that allocate memory, load code or set up a device, and very slow launches.
 
     CUDA loads the code of a kernel in its first launch.
@@ -55,23 +109,27 @@ def setup_calls(recording: Recording, threads: np.ndarray) -> Intervals:
     calls = recording.calls
     own = np.isin(calls.thread, threads)
     sets_up = np.array([any(part in n for part in _SETUP) for n in recording.host_names], bool)
-    launches = np.array([_LAUNCHING in name for name in recording.host_names], bool)
-    length, is_launch = calls.end - calls.start, launches[calls.name]
-    median = float(np.median(length[is_launch])) if is_launch.any() else 0.0
-    rows = own & (sets_up[calls.name] | (is_launch & (length > SLOW_LAUNCH * median)))
+    rows = own & sets_up[calls.name]
+    if slow_launches:
+        launches = np.array([_LAUNCHING in name for name in recording.host_names], bool)
+        length, is_launch = calls.end - calls.start, launches[calls.name]
+        median = float(np.median(length[is_launch])) if is_launch.any() else 0.0
+        rows |= own & is_launch & (length > SLOW_LAUNCH * median)
     return Intervals.union(calls.start[rows], calls.end[rows])
 
 
-def _calls_without_launch(
-    recording: Recording, threads: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end of the candidates of :func:`long_host_calls`."""
+def calls_without_launch(recording: Recording, threads: np.ndarray) -> HostSpans:
+    """Candidates of :func:`long_host_calls`, of some threads.
+
+    They are runtime calls that launch nothing, and operators and annotations without a launch or a
+    wait in them that are not a part of an operator.
+    """
     calls, host = recording.calls, recording.host
     launches = np.isin(calls.correlation, recording.activities.correlation)
     launches &= calls.correlation >= 0
     launches |= np.array([_LAUNCHING in name for name in recording.host_names], bool)[calls.name]
     idle = ~launches & ~calls.synchronizes & np.isin(calls.thread, threads)
-    starts, ends = [calls.start[idle]], [calls.end[idle]]
+    found = [(calls.start[idle], calls.end[idle], calls.thread[idle])]
     busy = launches | calls.synchronizes
     for thread in threads.tolist():
         rows = np.flatnonzero(host.thread == thread)
@@ -81,9 +139,8 @@ def _calls_without_launch(
         operators_end = np.where(host.is_operator[rows], end, -np.inf)
         reached = np.concatenate(([-np.inf], np.maximum.accumulate(operators_end)[:-1]))
         is_free &= reached <= begin
-        starts.append(begin[is_free])
-        ends.append(end[is_free])
-    return np.concatenate(starts), np.concatenate(ends)
+        found.append((begin[is_free], end[is_free], np.full(int(is_free.sum()), thread)))
+    return HostSpans(*map(np.concatenate, zip(*found, strict=True)))
 
 
 @dataclass(frozen=True)

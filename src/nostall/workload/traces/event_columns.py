@@ -18,7 +18,7 @@ from nostall.workload.traces.kineto.categories import (
     PHASES,
     PROFILER_STEP,
     ROLES,
-    SYNCHRONISING_NAMES,
+    SYNCHRONISING_CALL,
     EventRole,
 )
 from nostall.workload.traces.kineto.lanes import Lanes
@@ -476,7 +476,7 @@ class ColumnBuilder:
     def calls(self, origin: float) -> RuntimeCalls:
         """The runtime calls, in seconds since ``origin`` (microseconds)."""
         order = np.argsort(np.array(self.call_start), kind="stable")
-        waits = np.array([any(p in n for p in SYNCHRONISING_NAMES) for n in self.host_names], bool)
+        waits = np.array([SYNCHRONISING_CALL.search(n) for n in self.host_names], bool)
         name = np.array(self.call_name, dtype=np.int32)[order]
         return RuntimeCalls(
             start=(np.array(self.call_start)[order] - origin) * TIME_UNIT,
@@ -499,6 +499,22 @@ class ColumnBuilder:
             thread=np.array(self.host_thread, dtype=np.int32)[order],
             is_operator=np.array(self.host_is_operator, dtype=bool)[order],
         )
+
+
+def outer_steps(columns: ColumnBuilder) -> list[Span]:
+    """The steps without those that are a part of another step of their process.
+
+    Profilers mark a step twice where two are active, and ranges such as that of an optimiser's step
+    are named like the steps around them.
+    """
+    ends: dict[int, float] = {}
+    outer = []
+    for step in sorted(columns.steps, key=lambda step: (step[0], -step[1])):
+        process = columns.thread_process[step[2]]
+        if step[1] > ends.get(process, -np.inf):
+            ends[process] = step[1]
+            outer.append(step)
+    return outer
 
 
 def spans(rows: list[Span], origin: float) -> tuple[np.ndarray, np.ndarray]:

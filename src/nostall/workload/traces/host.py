@@ -13,6 +13,7 @@ from nostall.workload.traces.event_columns import (
     ColumnBuilder,
     event_remarks,
     has_usable_time,
+    outer_steps,
     spans,
 )
 from nostall.workload.traces.kineto.metadata import read_metadata
@@ -89,7 +90,7 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
         operators=_operators(columns, rows, origin),
         names=tuple(columns.host_names),
         calls=columns.calls(origin),
-        steps=spans(columns.steps, origin)[0],
+        steps=spans(outer_steps(columns), origin)[0],
         loading=spans(columns.loading, origin)[0],
         rank=distributed.rank if distributed else None,
         world_size=distributed.world_size if distributed else None,

@@ -15,11 +15,15 @@ from tests.unit.workload.trace_events import kernel, trace, write
 H200 = Path(__file__).parents[1] / "h200"
 
 
-def record_rank(tmp_path: Path, rank: int, *durations: float) -> Recording:
-    """A rank whose AllReduces take ``durations`` (microseconds), with a product before each."""
+def record_rank(tmp_path: Path, rank: int, *durations: float, **args: int) -> Recording:
+    """A rank whose AllReduces take ``durations`` (microseconds), with a product before each.
+
+    ``args`` are those of each AllReduce.
+    """
     events = []
     for i, duration in enumerate(durations):
-        events += [kernel("gemm", 1000 * i, 10), kernel("ncclAllReduce", 1000 * i + 20, duration)]
+        reduce = kernel("ncclAllReduce", 1000 * i + 20, duration, **args)
+        events += [kernel("gemm", 1000 * i, 10), reduce]
     path = tmp_path / f"{rank}_{len(durations)}.json.gz"
     return read_kineto(write(path, trace(*events, rank=rank, world=2)))
 
@@ -32,6 +36,14 @@ def test_the_last_rank_does_not_wait(tmp_path: Path) -> None:
     assert [c.waits for c in collectives] == [
         pytest.approx((0, 100e-6)),
         pytest.approx((150e-6, 0)),
+    ]
+
+
+def test_kernels_of_one_collective_match_by_their_order(tmp_path: Path) -> None:
+    ranks = [record_rank(tmp_path, rank, 30, 40 + rank, Seq=7) for rank in range(2)]
+    assert [c.seconds for c in match_collectives(ranks)] == [
+        pytest.approx((30e-6, 30e-6)),
+        pytest.approx((40e-6, 41e-6)),
     ]
 
 

@@ -154,6 +154,54 @@ def test_a_thread_that_only_watches_the_gpu_delays_no_launch(tmp_path: Path) -> 
     assert microseconds(timeline) == {"compute": 200, "idle_launch": 800}
 
 
+@pytest.mark.parametrize("what", ["cudaEventSynchronize", LOADER])
+def test_the_wait_of_another_thread_delays_no_launch_before_its_end(
+    tmp_path: Path, what: str
+) -> None:
+    category = "user_annotation" if what == LOADER else "cuda_runtime"
+    main = [one for n in range(5) for one in late(200 * n, n + 1)]
+    copier = [
+        {**launch(20, 9), "tid": 8},
+        event("gpu_memcpy", "Memcpy DtoH", 60, 5, device=0, stream=9, correlation=9),
+        {**event(category, what, 25, 860), "tid": 8},
+    ]
+    (timeline,) = timelines(tmp_path, *main, *copier)
+    # The last launch is at 800 us, before the wait ends.
+    assert microseconds(timeline) == {"compute": 500, "idle_launch": 400}
+
+
+def test_many_allocations_in_a_gap_are_host_work_and_not_launches(tmp_path: Path) -> None:
+    names = ["cudaFree", "cudaFree", "cudaMalloc"]
+    steps = [
+        [
+            step(n, 1000 * n, 1000),
+            *late(1000 * n, 2 * n + 1),
+            *(event("cuda_runtime", c, 1000 * n + 120 + 200 * i, 199) for i, c in enumerate(names)),
+            *late(1000 * n + 720, 2 * n + 2, 270),
+        ]
+        for n in range(3)
+    ]
+    (timeline,) = timelines(tmp_path, *(one for events in steps for one in events))
+    parts = {"compute": 1110, "idle_host": 1791, "idle_launch": 99}
+    assert microseconds(timeline) == parts
+
+
+def test_a_copy_that_is_not_asynchronous_waits(tmp_path: Path) -> None:
+    copy = [
+        event("cuda_runtime", "hipMemcpyWithStream", 20, 130, correlation=2),
+        event("gpu_memcpy", "CopyDeviceToHost", 110, 5, device=0, stream=9, correlation=2),
+    ]
+    (timeline,) = timelines(tmp_path, *late(0, 1), *copy, *late(190, 3))
+    parts = {"compute": 200, "copies": 5, "idle_sync": 35, "idle_launch": 50}
+    assert microseconds(timeline) == parts
+
+
+def test_a_step_in_a_step_is_not_counted(tmp_path: Path) -> None:
+    marks = [step(1, 0, 500), step(1, 1, 498), step(2, 500, 500), step(2, 500, 500)]
+    (timeline,) = timelines(tmp_path, *marks, *late(0, 1), *late(600, 2))
+    assert (timeline.steps, timeline.span) == (2, pytest.approx(1e-3))
+
+
 def test_a_long_host_call_without_a_launch_is_named_and_is_not_launch(tmp_path: Path) -> None:
     [timeline] = timelines(
         tmp_path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
 from nostall.workload.traces.recording import ActivityType
@@ -55,11 +56,11 @@ ROLES: dict[str | None, EventRole] = {
 PHASES = frozenset("BEXiICbneSTpFstfPNODMVvRc(),=")
 """Phases of the Trace Event Format; only complete events (X) are analysed."""
 
-SYNCHRONISING_NAMES = (
-    *("Synchronize", "urQueueFinish", "urEventWait", "piQueueFinish", "piEventsWait"),
-    *("clFinish", "clWaitForEvents"),
+SYNCHRONISING_CALL = re.compile(
+    "Synchronize|urQueueFinish|urEventWait|piQueueFinish|piEventsWait|clFinish|clWaitForEvents|"
+    r"^(?:cuda|hip)Memcpy(?:2D|3D|WithStream)?(?:_v\d+)?$|^(?:cu|hip)Memcpy(?:DtoH|HtoD)(?:_v\d+)?$"
 )
-"""Parts of the names of runtime calls in which the host waits for the GPU."""
+"""Names of runtime calls in which the host waits for the GPU: copies that do not say async do."""
 
 DATA_LOADER = "enumerate(DataLoader)"
 """Start of the name of PyTorch's data loader, as an annotation or as an operator."""

@@ -10,7 +10,7 @@ import numpy as np
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
 from nostall.core.text.plurals import pluralize
-from nostall.workload.traces.event_columns import ColumnBuilder, event_remarks, spans
+from nostall.workload.traces.event_columns import ColumnBuilder, event_remarks, outer_steps, spans
 from nostall.workload.traces.kineto.metadata import read_metadata
 from nostall.workload.traces.kineto.schema import Metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
@@ -62,7 +62,7 @@ def build_recording(
     # Times count from the epoch; subtracting before scaling keeps nanoseconds in a float64.
     origin = columns.start[rows[0]]
     distributed = metadata.distributed
-    steps, step_thread = spans(columns.steps, origin)
+    steps, step_thread = spans(outer_steps(columns), origin)
     loading, loading_thread = spans(columns.loading, origin)
     return Recording(
         path=path,
