@@ -27,9 +27,8 @@ from nostall.core.files.atomic import write_atomically
 from nostall.workload import Architecture, Hardware, Job, load_hardware, model_step
 from nostall.workload.hardware.efficiency import EfficiencyFit, fit_efficiency
 from nostall.workload.hardware.operator_time import OperatorTimeFit, fit_operator_time
-from nostall.workload.jobs.operators import Operator, OperatorKind
-from nostall.workload.jobs.record import Resource
-from nostall.workload.model.traffic import ring_allreduce_bytes
+from nostall.workload.jobs.record import Operator, OperatorKind, Resource
+from nostall.workload.model.breakdown import ring_allreduce_bytes
 from nostall.workload.modules import job_from_features
 from nostall.workload.timeline.collectives import match_collectives
 from nostall.workload.traces.ranks import read_ranks

@@ -20,8 +20,7 @@ from nostall.papers.multiview.features import expected_features
 from nostall.papers.multiview.priors import BaseMeasure, Floats, Priors, Spectrum
 from nostall.papers.multiview.sampler import Model, State, first_state, monitored, sweep
 from nostall.papers.multiview.views import View, ViewParameters, latent_posterior
-from nostall.workload.learning.calibration import fit_temperature, softmax
-from nostall.workload.learning.diagnostics import Convergence, convergence
+from nostall.workload.learning.diagnostics import Convergence, convergence, fit_temperature, softmax
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from nostall.core.errors import BadHardware
 from nostall.workload.hardware.efficiency import Efficiency, EfficiencyCurve, flat_efficiency
 from nostall.workload.hardware.operator_time import OperatorTimeModel
-from nostall.workload.jobs.operators import Operator, OperatorKind
-from nostall.workload.jobs.record import Resource
+from nostall.workload.jobs.record import Operator, OperatorKind, Resource
 
 MIN_RATE, MAX_RATE = 1.0, 1e30
 """Limits of rates and sizes that exist; with others, modelled times are not finite or 0."""

@@ -19,7 +19,7 @@ from itertools import combinations
 import numpy as np
 
 from nostall.core.errors import BadInput
-from nostall.workload.jobs.operators import Operator
+from nostall.workload.jobs.record import Operator
 
 MAX_FACTOR = 1e9
 """Limit of the three numbers of a time model."""

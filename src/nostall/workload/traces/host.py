@@ -15,9 +15,9 @@ from nostall.workload.traces.event_columns import (
     has_usable_time,
     spans,
 )
-from nostall.workload.traces.kineto.metadata import read_metadata
+from nostall.workload.traces.kineto.reader import read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, RuntimeCalls
-from nostall.workload.traces.stream.event_stream import TraceFile
+from nostall.workload.traces.stream import TraceFile
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from nostall.core import BadHardware, BadInput
 from nostall.workload import Architecture, Resource, load_hardware, model_step
 from nostall.workload.hardware.operator_time import OperatorTimeModel, fit_operator_time
-from nostall.workload.jobs.operators import Operator, OperatorKind
-from nostall.workload.model.sensitivity import sensitivities
+from nostall.workload.jobs.record import Operator, OperatorKind
+from nostall.workload.model.population import sensitivities
 from tests.unit.workload.job_records import TEST_HARDWARE, make_job
 
 PEAKS = (1e14, 1e12)
