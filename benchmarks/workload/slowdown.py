@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadInput
-from nostall.workload.hardware.efficiency import EfficiencyCurve
+from nostall.workload.hardware.description import EfficiencyCurve
 from nostall.workload.model.breakdown import ring_allreduce_bytes
 from nostall.workload.model.slowdown import (
     BUCKET_BYTES,

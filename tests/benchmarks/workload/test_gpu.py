@@ -19,8 +19,7 @@ from benchmarks.workload.fit import (
 )
 
 from nostall.workload import Resource, load_hardware
-from nostall.workload.hardware.efficiency import EfficiencyCurve
-from nostall.workload.hardware.operator_time import OperatorTimeModel
+from nostall.workload.hardware.description import EfficiencyCurve, OperatorTimeModel
 from nostall.workload.jobs.record import Operator, OperatorKind
 from nostall.workload.modules import ModuleFeatures
 from nostall.workload.traces.kineto.reader import read_kineto

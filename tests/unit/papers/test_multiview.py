@@ -12,10 +12,17 @@ from sklearn.base import clone
 from nostall.core.errors import BadInput
 from nostall.papers.multiview import sampler as spectrum
 from nostall.papers.multiview.classifier import MaxMarginMultiView
-from nostall.papers.multiview.features import LabelTerm, expected_features, features
-from nostall.papers.multiview.priors import BaseMeasure, Priors
 from nostall.papers.multiview.sampler import draw_scales, draw_weights, leapfrog
-from nostall.papers.multiview.views import View, ViewParameters, view_energy
+from nostall.papers.multiview.views import (
+    BaseMeasure,
+    LabelTerm,
+    Priors,
+    View,
+    ViewParameters,
+    expected_features,
+    features,
+    view_energy,
+)
 from nostall.papers.multiview.views import view_gradient as gradient_of_views
 from nostall.workload.learning.diagnostics import (
     calibration_error,

@@ -531,6 +531,6 @@ def _write_page(result: Result, path: Path, labels: KindsCharacterization | None
         raise BadInput(
             f"--report {path}: there is no page for tables of measured steps; use --format json"
         )
-    from nostall.report.workload.page import write_page
+    from nostall.report.workload import write_page
 
     return write_page(result, path, labels)

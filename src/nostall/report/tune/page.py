@@ -20,7 +20,6 @@ from nostall import __version__
 from nostall.core import NostallError
 from nostall.core.files.atomic import write_text_atomically
 from nostall.report.tune.assembler_page import is_assembler_run, render_assembler
-from nostall.report.tune.episodes import count_annealing_trials, draw_returns
 from nostall.report.tune.protections import (
     Dependence,
     DependenceAnalysis,
@@ -28,9 +27,14 @@ from nostall.report.tune.protections import (
 )
 from nostall.report.tune.run_data import RunData, load_run
 from nostall.report.tune.sample_spread import draw_samples, load_comparison
-from nostall.report.tune.search_curve import count_drawn, draw_search_curve, find_improvements
-from nostall.report.tune.side_by_side import BlockDiff, compare_blocks
-from nostall.report.tune.summary import make_summary
+from nostall.report.tune.search_curve import (
+    count_annealing_trials,
+    count_drawn,
+    draw_returns,
+    draw_search_curve,
+    find_improvements,
+)
+from nostall.report.tune.summary import BlockDiff, compare_blocks, make_summary
 from nostall.sass.model import Explanation, SmModel
 from nostall.sass.program import Function
 from nostall.sass.schedule import Schedule

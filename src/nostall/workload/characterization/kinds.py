@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nostall.core.errors import BadInput, BadTrace, MissingPart
-from nostall.core.files.destination import is_stream
+from nostall.core.files.atomic import is_stream
 from nostall.workload.learning.documents import (
     Document,
     canonical_operator,

@@ -16,9 +16,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from nostall.core.errors import BadHardware, BadInput
 from nostall.core.text.plurals import pluralize
 from nostall.core.validation import parse_toml
-from nostall.workload.hardware.description import Hardware
-from nostall.workload.hardware.efficiency import EfficiencyCurve, flat_efficiency
-from nostall.workload.hardware.operator_time import OperatorTimeModel
+from nostall.workload.hardware.description import (
+    EfficiencyCurve,
+    Hardware,
+    OperatorTimeModel,
+    flat_efficiency,
+)
 from nostall.workload.jobs.record import Job, OperatorKind, Resource, canonical_precision
 from nostall.workload.jobs.table import printable
 

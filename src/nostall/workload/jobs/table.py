@@ -23,7 +23,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from nostall.core.errors import BadJob, MissingPart, one_line
-from nostall.core.files.pointers import check_content
+from nostall.core.files.atomic import check_content
 from nostall.core.files.text_blocks import TextBlocks
 from nostall.core.text.plurals import pluralize
 from nostall.workload.jobs.record import Architecture, Job, canonical_precision

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from nostall.core.errors import BadTrace
-from nostall.core.files.pointers import check_content
+from nostall.core.files.atomic import check_content
 from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.host import HostRecording, read_host
 from nostall.workload.traces.kineto.reader import NoGpuActivity, read_kineto

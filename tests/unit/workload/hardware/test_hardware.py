@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.workload.fit import fit_efficiency
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.core import BadHardware, BadInput
 from nostall.workload import Resource, load_hardware, presets
-from nostall.workload.hardware.efficiency import EfficiencyCurve, fit_efficiency
+from nostall.workload.hardware.description import EfficiencyCurve
 from nostall.workload.hardware.file import parse_quantity
 
 TEXT = """

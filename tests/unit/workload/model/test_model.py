@@ -18,7 +18,7 @@ from nostall.workload import (
     model_step,
     project_job,
 )
-from nostall.workload.hardware.efficiency import flat_efficiency
+from nostall.workload.hardware.description import flat_efficiency
 from nostall.workload.model.breakdown import STEP_PARTS, traffic_by_medium
 from nostall.workload.model.population import sensitivities, sweep_rate
 from nostall.workload.timeline.kernels import roofline_point

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nostall.core import BadJob, BadTrace
-from nostall.core.files.pointers import check_content
+from nostall.core.files.atomic import check_content
 from nostall.workload import read_jobs
 from nostall.workload.traces.chakra.reader import read_chakra
 from nostall.workload.traces.ranks import other_format, read_ranks

@@ -1,4 +1,6 @@
-"""A request of a trace, and the reader that recognises a trace file's format.
+"""Request traces of serving systems: arrival times, prompt and output lengths, prefix hashes.
+
+A request of a trace, and the reader that recognises a trace file's format.
 
 - Azure's LLM inference traces (AzurePublicDataset, CC-BY), CSV: columns TIMESTAMP, ContextTokens
   and GeneratedTokens. The times of 2023 have seven digits of a second and no zone, those of 2024
@@ -24,7 +26,7 @@ from typing import Annotated
 import pydantic
 
 from nostall.core.errors import BadTrace
-from nostall.core.files.pointers import check_content
+from nostall.core.files.atomic import check_content
 
 
 @dataclass(frozen=True)
