@@ -19,7 +19,7 @@ from nostall.cli.terminal.console import (
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
 from nostall.serving.scheduling import POLICIES, Limits, find_policy
-from nostall.serving.simulate.engine import Distribution, Metrics
+from nostall.serving.simulate.metrics import Distribution, Metrics
 from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs
 from nostall.serving.traces import Request, load_requests
 
