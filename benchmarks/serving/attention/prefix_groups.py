@@ -153,7 +153,7 @@ def main(options: argparse.Namespace) -> int:
     import torch
 
     if not torch.cuda.is_available():
-        from nostall.fusion.testing.triton_interpreter import prepare
+        from tools.interpreters.triton_interpreter import prepare
 
         prepare()
     end = time.monotonic() + options.seconds

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from tools.interpreters.triton_interpreter import prepare
 
-from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.attention.config import AttentionPlan, AttentionShape, KernelConfig, TileConfig
 from nostall.serving.attention.launch import (
     FP8,

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from tools.interpreters.triton_interpreter import prepare
 
-from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.costs import CostTable, TileSet

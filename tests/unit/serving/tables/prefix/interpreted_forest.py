@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from tools.interpreters.triton_interpreter import prepare
 
-from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.tables.columns import PREFIX_ROWS, SAVED_NS
 from nostall.serving.tables.costs import TileSet
 from nostall.serving.tables.device import DeviceBuilder, Prefixes, Totals
