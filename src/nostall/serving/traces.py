@@ -27,6 +27,7 @@ import pydantic
 
 from nostall.core.errors import BadTrace
 from nostall.core.files.atomic import check_content
+from nostall.core.validation import first_problem
 
 
 @dataclass(frozen=True)
@@ -175,11 +176,9 @@ def read_mooncake(path: Path, limit: int | None = None) -> list[Request]:
             try:
                 line = _Line.model_validate_json(text)
             except pydantic.ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"]) or "the line"
                 raise BadTrace(
-                    f"trace {path}, line {number}: {where}: {first['msg']}; a line has timestamp, "
-                    "input_length, output_length and hash_ids"
+                    f"trace {path}, line {number}: {first_problem(error, 'the line')}; a line has "
+                    "timestamp, input_length, output_length and hash_ids"
                 ) from error
             requests.append(_mooncake_request(path, number, line))
     return requests

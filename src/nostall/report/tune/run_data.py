@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from nostall.core import BadInput, BadRun, LaunchSpec, Run, Trial
 from nostall.core.run import RunRecord
-from nostall.core.validation import parse_json
+from nostall.core.validation import first_problem, parse_json
 from nostall.sass import Function, Program
 from nostall.sass.safety.structure import Mismatch, align
 from nostall.sass.schedule import Schedule
@@ -166,9 +166,7 @@ def _load_launch(run: Run, notes: list[str]) -> LaunchSpec | None:
     try:
         return LaunchSpec.model_validate(record)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "launch"
-        notes.append(f"the recorded launch cannot be used ({field}: {first['msg']})")
+        notes.append(f"the recorded launch cannot be used ({first_problem(error, 'launch')})")
         return None
 
 

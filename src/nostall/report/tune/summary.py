@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from nostall.core import BadRun
 from nostall.core.measurement import Kind
 from nostall.core.text.plurals import pluralize
+from nostall.core.validation import first_problem
 from nostall.report.tune.run_data import BEST_SO_FAR, REJECTED, RunData
 from nostall.report.tune.sample_spread import ComparisonRecord
 from nostall.report.tune.search_curve import count_annealing_trials
@@ -196,10 +197,8 @@ def _numbers(run: RunData) -> _Numbers:
     try:
         return _Numbers.model_validate({**so_far, **run.result})
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
         raise BadRun(
-            f"{run.path / 'run.json'}: result.{field}: {first['msg']}; run the tuning again"
+            f"{run.path / 'run.json'}: result.{first_problem(error, '')}; run the tuning again"
         ) from error
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pydantic
 from numpy.typing import NDArray
 
+from nostall.core.validation import first_problem
 from nostall.serving.errors import BadTables
 
 FRACTION_BITS = 8
@@ -86,11 +87,9 @@ def load_costs(path: Path, tiles: TileSet) -> CostTable:
     try:
         file = _CostFile.model_validate_json(path.read_bytes())
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise BadTables(
-            f"cost file {path}: {where}: {first['msg']}; the file has the fields heights, "
-            "start_ns, key_ns and source"
+            f"cost file {path}: {first_problem(error, 'the document')}; the file has the fields "
+            "heights, start_ns, key_ns and source"
         ) from error
     if file.heights != tiles.heights:
         raise BadTables(
