@@ -38,8 +38,6 @@ class RunData:
     candidate: Function
     candidate_name: str
     """``BEST``, ``REJECTED`` or ``BEST_SO_FAR``."""
-    candidate_file: str | None
-    """File of the candidate's cubin; None if only its schedule is recorded."""
     launch: LaunchSpec | None
     provenance: Mapping[str, Any]
     """Contents of ``provenance.json``."""
@@ -88,7 +86,6 @@ def load_run(path: Path) -> RunData:
         original=original,
         candidate=candidate,
         candidate_name=name,
-        candidate_file=file,
         launch=_load_launch(run, notes),
         provenance=_load_provenance(path, notes),
         hashes=hashes,
