@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from nostall import __version__
 from nostall.cli import app
-from nostall.cli.verbs import DAILY, LEVELS, VERBS, load_command
+from nostall.cli.options.help_panels import DAILY
+from nostall.cli.verbs import LEVELS, VERBS, load_command
 
 MAX_SUMMARY_LENGTH = 62
 """Characters of a summary that fit on one line of the help page at 80 columns."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from nostall.core.errors import BadTrace
 from nostall.core.text.plurals import pluralize
-from nostall.workload.timeline.host import HostTime, long_host_calls, setup_calls
+from nostall.workload.timeline.host_work import HostTime, long_host_calls, setup_calls
 from nostall.workload.timeline.intervals import Intervals
 from nostall.workload.timeline.steps import AnalysedSpan, analysed_span, launch_rows, launch_times
 from nostall.workload.traces.recording import Activities, ActivityType, Recording

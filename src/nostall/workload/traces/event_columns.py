@@ -13,15 +13,15 @@ import msgspec
 import numpy as np
 
 from nostall.core.text.plurals import pluralize
-from nostall.workload.traces.kineto.lanes import (
+from nostall.workload.traces.kineto.categories import (
     DATA_LOADER,
     PHASES,
     PROFILER_STEP,
     ROLES,
     SYNCHRONISING_NAMES,
     EventRole,
-    Lanes,
 )
+from nostall.workload.traces.kineto.lanes import Lanes
 from nostall.workload.traces.kineto.schema import (
     MAX_ID,
     Event,

@@ -15,7 +15,7 @@ from nostall.workload.traces.event_columns import (
     has_usable_time,
     spans,
 )
-from nostall.workload.traces.kineto.reader import read_metadata
+from nostall.workload.traces.kineto.metadata import read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, RuntimeCalls
 from nostall.workload.traces.stream import TraceFile
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from nostall.core.errors import BadTrace
 from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.event_columns import ColumnBuilder
-from nostall.workload.traces.kineto.lanes import DATA_LOADER, PROFILER_STEP
+from nostall.workload.traces.kineto.categories import DATA_LOADER, PROFILER_STEP
 from nostall.workload.traces.kineto.reader import build_recording
 from nostall.workload.traces.kineto.schema import (
     DeviceProperties,
