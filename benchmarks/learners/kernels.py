@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.result_file import load, results, save
 from nostall.papers.multiview.classifier import MaxMarginMultiView
-from nostall.workload.learning.calibration import calibration_error, fit_temperature, softmax
+from nostall.workload.learning.diagnostics import calibration_error, fit_temperature, softmax
 from nostall.workload.learning.kernels import (
     COLUMNS,
     LAUNCH_COLUMNS,

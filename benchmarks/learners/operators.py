@@ -26,10 +26,9 @@ from benchmarks.learners.hidden_kinds import (
     load,
 )
 from nostall.papers.multiview.classifier import MaxMarginMultiView
-from nostall.workload.learning.calibration import calibration_error, softmax
+from nostall.workload.learning.diagnostics import calibration_error, softmax
 from nostall.workload.learning.documents import count_matrix, vocabulary_of
-from nostall.workload.learning.labeller import FLOOR, KindLabeller
-from nostall.workload.learning.new_kinds import topic_model
+from nostall.workload.learning.labeller import FLOOR, KindLabeller, topic_model
 
 Array = NDArray[Any]
 SWEEP = (

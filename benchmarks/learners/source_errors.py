@@ -69,7 +69,7 @@ ERRORS: dict[str, SourceError] = {
         "return np.maximum(inverse, 1e-300)", "weights given labels", True,
     ),
     "the stick of an empty topic is lost": SourceError(
-        "topics.counts", "counts.rest[0] += counts.sticks[topic]", "counts.rest[0] += 0.0",
+        "topics.tokens", "counts.rest[0] += counts.sticks[topic]", "counts.rest[0] += 0.0",
         "topics", True,
     ),
     "a singleton's own slot is no new category": SourceError(

@@ -26,10 +26,9 @@ from benchmarks.kernels.examples import sources
 from nostall.core import Budget, Checkpoint, Search, Trial
 from nostall.core.errors import BadInput
 from nostall.papers.game.cuasmrl.search import Cuasmrl
-from nostall.papers.game.ppo.learner import GraphPpoParameters
+from nostall.papers.game.ppo.learner import GraphPpoParameters, TrainingKernel, train
 from nostall.papers.game.ppo.policy import load_policy, save_policy
 from nostall.papers.game.ppo.search import PpoSearch
-from nostall.papers.game.ppo.training import TrainingKernel, train
 from nostall.papers.game.randomness import isolated_random_state
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace

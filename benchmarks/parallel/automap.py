@@ -171,8 +171,7 @@ def plan(own: dict[str, Any]) -> None:
     from benchmarks.parallel.peers.models import MODELS as JOBS
     from nostall.cli.planning.sharding import device_rates
     from nostall.core.errors import NostallError
-    from nostall.papers.automap.modelled_profile import modelled_profile
-    from nostall.papers.automap.pipeline import explore_pipeline
+    from nostall.papers.automap.pipeline import explore_pipeline, modelled_profile
     from nostall.papers.automap.planner import plan_automap
     from nostall.parallel.cluster import parse_cluster
     from nostall.parallel.evaluation import evaluate_plan

@@ -16,7 +16,7 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from nostall.parallel.plan import Plan, Workload
-from nostall.parallel.planners.exhaustive import mappings
+from nostall.parallel.planners.baselines import mappings
 from nostall.parallel.planners.memory_fit import fit_to_memory
 from nostall.parallel.simulate import Costs, costs, critical_path_s, load_bound_s, simulated_s
 

@@ -4,7 +4,7 @@
         --out benchmarks/parallel/results/optimality_gap.json
 
 The optimum is over all cuts, mappings and the orders in
-``nostall.parallel.planners.exhaustive.ORDERS``, with the same simulator. ``nostall`` may also
+``nostall.parallel.planners.baselines.ORDERS``, with the same simulator. ``nostall`` may also
 change how many micro-batches a stage holds, so its gap can be below 0. For problems of at most
 ``FREE_LAYERS`` layers, ``FREE_GPUS`` GPUs and ``FREE_MICRO_BATCHES`` micro-batches, the gap to the
 optimum with free order (CP-SAT) is computed, too. SPP and DAPPLE are also compared on 8 GPUs whose

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 
 from nostall.core.launch import Buffer, Scalar
-from nostall.sass.binary.kernel_name import rename_kernel
+from nostall.sass.binary.code_hash import rename_kernel
 from nostall.tuning.sources.source import Source
 
 FINAL_SECONDS = 12.0

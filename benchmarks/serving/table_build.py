@@ -19,10 +19,10 @@ import numpy as np
 from benchmarks.harness.result_file import save
 from nostall.serving.batch.examples import EXAMPLES, Draw, draw_batch, example
 from nostall.serving.batch.ragged import RaggedBatch
+from nostall.serving.tables.costs import TileSet
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 from nostall.serving.tables.orders import ORDERS, device_orders
 from nostall.serving.tables.settings import TableSettings
-from nostall.serving.tables.tiles import TileSet
 
 HEADS, KV_HEADS = 32, 8
 PROGRAMS = 264

@@ -133,7 +133,7 @@ def main(options: argparse.Namespace) -> None:
         sys.exit("no GPU is visible; run this on a machine with a GPU, or use --device cpu")
     if options.run:
         if options.device == "cpu":
-            from nostall.fusion.testing.triton_interpreter import prepare
+            from tools.interpreters.triton_interpreter import prepare
 
             prepare()
         result = CHECKS[options.run](options.device, options.device == "cpu", options.place)

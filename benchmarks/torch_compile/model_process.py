@@ -263,7 +263,7 @@ def results(program: Program) -> Sequence[Tensor]:
 def main() -> None:
     setup = Setup(**json.loads(sys.argv[1]))
     if setup.device == "cpu":
-        from nostall.fusion.testing.triton_interpreter import prepare
+        from tools.interpreters.triton_interpreter import prepare
 
         prepare()
     model, out = ZOOS[setup.zoo](setup.small)[setup.model], Path(setup.out)

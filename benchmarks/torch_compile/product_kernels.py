@@ -68,7 +68,7 @@ def main(options: argparse.Namespace) -> None:
     if on_gpu and not torch.cuda.is_available():
         sys.exit("no GPU is visible; run this on a machine with a GPU, or use --small --device cpu")
     if not on_gpu:
-        from nostall.fusion.testing.triton_interpreter import prepare
+        from tools.interpreters.triton_interpreter import prepare
 
         torch.set_float32_matmul_precision("high")  # for dry runs in fp32
         prepare()  # needs TRITON_INTERPRET=1

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from nostall.workload.jobs.operators import Operator, OperatorKind
+from nostall.workload.jobs.record import Operator, OperatorKind
 from nostall.workload.modules import ModuleFeatures
 
 

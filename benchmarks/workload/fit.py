@@ -15,21 +15,23 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from benchmarks.harness.result_file import save
 from benchmarks.workload.feature_records import from_record
+from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_atomically
 from nostall.workload import Architecture, Hardware, Job, load_hardware, model_step
-from nostall.workload.hardware.efficiency import EfficiencyFit, fit_efficiency
-from nostall.workload.hardware.operator_time import OperatorTimeFit, fit_operator_time
-from nostall.workload.jobs.operators import Operator, OperatorKind
-from nostall.workload.jobs.record import Resource
-from nostall.workload.model.traffic import ring_allreduce_bytes
+from nostall.workload.hardware.description import EfficiencyCurve, OperatorTimeModel
+from nostall.workload.jobs.record import Operator, OperatorKind, Resource
+from nostall.workload.model.breakdown import ring_allreduce_bytes
 from nostall.workload.modules import job_from_features
 from nostall.workload.timeline.collectives import match_collectives
 from nostall.workload.traces.ranks import read_ranks
@@ -42,6 +44,130 @@ BUCKET_BYTES = 25 * 2**20
 MAX_OTHER_KINDS = 0.1
 """Cases with a larger share of bytes from operators of another kind are not fitted."""
 PARTS = ("data", "compute", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class EfficiencyFit:
+    """A curve fitted to measurements, and its relative errors on them."""
+
+    curve: EfficiencyCurve
+    mean_error: float
+    worst_error: float
+    points: int
+    """Number of measurements."""
+
+
+def fit_efficiency(
+    amounts: Sequence[float], seconds: Sequence[float], peak: float
+) -> EfficiencyFit:
+    """Fit overhead and share to measured (amount, seconds) pairs by relative least squares.
+
+    Errors are relative because measurements span decades and their noise grows with them.  If the
+    unconstrained optimum has overhead < 0 or share > 1, the best point on those boundaries is used.
+    Raises :class:`~nostall.core.errors.BadInput` for fewer than two different amounts, or values
+    that are not positive.
+    """
+    size = np.asarray(amounts, dtype=np.float64)
+    time = np.asarray(seconds, dtype=np.float64)
+    if size.shape != time.shape or len(np.unique(size)) < 2:
+        raise BadInput(
+            f"cannot fit an efficiency to {size.size} amounts and {time.size} times; needed are "
+            "equal numbers of both and at least two different amounts; measure more sizes"
+        )
+    if not (np.all(size > 0) and np.all(time > 0) and np.all(np.isfinite(size + time))):
+        raise BadInput(
+            "cannot fit an efficiency to amounts or times that are not positive numbers; remove "
+            "those measurements"
+        )
+    best = min(
+        _boundary_optima(size, time, peak), key=lambda c: _squared_error(c, size, time, peak)
+    )
+    errors = np.abs(_seconds(best, size, peak) / time - 1)
+    return EfficiencyFit(best, float(errors.mean()), float(errors.max()), len(size))
+
+
+def _boundary_optima(size: np.ndarray, time: np.ndarray, peak: float) -> list[EfficiencyCurve]:
+    """The unconstrained optimum if it is valid, and the optima on both boundaries."""
+    rows = np.stack([1 / time, size / time], axis=1)
+    overhead, slope = np.linalg.lstsq(rows, np.ones(len(size)), rcond=None)[0]
+    curves = []
+    if overhead >= 0 and slope * peak >= 1:
+        curves.append(EfficiencyCurve(float(1 / (slope * peak)), float(overhead)))
+    relative_size = size / time
+    slope_without_overhead = float(relative_size.sum() / (relative_size**2).sum())
+    curves.append(EfficiencyCurve(min(1.0, 1 / (slope_without_overhead * peak))))
+    inverse_time = 1 / time
+    rest = 1 - relative_size / peak
+    overhead_at_peak = float((inverse_time * rest).sum() / (inverse_time**2).sum())
+    curves.append(EfficiencyCurve(1.0, max(0.0, overhead_at_peak)))
+    return curves
+
+
+def _seconds(curve: EfficiencyCurve, size: np.ndarray, peak: float) -> np.ndarray:
+    return curve.overhead + size / (curve.share * peak)
+
+
+def _squared_error(
+    curve: EfficiencyCurve, size: np.ndarray, time: np.ndarray, peak: float
+) -> float:
+    return float(((_seconds(curve, size, peak) / time - 1) ** 2).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTimeFit:
+    """A time model fitted to measured calls, and its relative errors on them."""
+
+    time_model: OperatorTimeModel
+    mean_error: float
+    worst_error: float
+    points: int
+    """Number of measurements."""
+
+
+def fit_operator_time(
+    operators: Sequence[Operator], seconds: Sequence[float], peak_flops: float, peak_memory: float
+) -> OperatorTimeFit:
+    """Fit the time model of one operator kind by relative least squares with factors >= 0.
+
+    Errors are relative because sizes span decades.  The optimum with factors >= 0 is the
+    unconstrained optimum of a subset of the factors, so all seven subsets are tried.  Raises
+    :class:`~nostall.core.errors.BadInput` for fewer than two different operators, or times that are
+    not positive.
+    """
+    time = np.asarray(seconds, dtype=np.float64)
+    rows = np.array(
+        [[o.calls, o.flops / peak_flops, o.bytes_moved / peak_memory] for o in operators],
+        dtype=np.float64,
+    ).reshape(-1, 3)
+    if len(rows) != len(time) or len(np.unique(rows, axis=0)) < 2:
+        raise BadInput(
+            f"cannot fit a time model to {len(rows)} operators and {len(time)} times; needed are "
+            "equal numbers of both and at least two different operators; measure more sizes"
+        )
+    if not (np.all(time > 0) and np.all(np.isfinite(time))):
+        raise BadInput(
+            "cannot fit a time model to times that are not positive numbers; remove those "
+            "measurements"
+        )
+    relative = rows / time[:, None]
+    best = min(_subset_optima(relative), key=lambda c: float(((relative @ c - 1) ** 2).sum()))
+    errors = np.abs(relative @ best - 1)
+    time_model = OperatorTimeModel(*(float(v) for v in best))
+    return OperatorTimeFit(time_model, float(errors.mean()), float(errors.max()), len(time))
+
+
+def _subset_optima(relative: np.ndarray) -> list[np.ndarray]:
+    """The unconstrained optimum of each subset of factors, if all of its factors are >= 0."""
+    used = [column for column in range(3) if relative[:, column].any()]
+    candidates = []
+    for count in range(1, len(used) + 1):
+        for subset in map(list, combinations(used, count)):
+            values = np.linalg.lstsq(relative[:, subset], np.ones(len(relative)), rcond=None)[0]
+            if (values >= 0).all():
+                factors = np.zeros(3)
+                factors[subset] = values
+                candidates.append(factors)
+    return candidates
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

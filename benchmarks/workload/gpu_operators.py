@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn import functional
 
-from nostall.workload.jobs.operators import OperatorKind
+from nostall.workload.jobs.record import OperatorKind
 from nostall.workload.modules.operator_counter import count_call
 
 Call = Callable[[], Any]

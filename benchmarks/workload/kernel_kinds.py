@@ -23,10 +23,9 @@ from tests.unit.workload.traces.kernels_by_kind import GENERATED, kernels_by_kin
 
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadInput, BadTrace
-from nostall.workload.traces.kernel_names import parse_kernel_name
 from nostall.workload.traces.kineto.reader import read_kineto
 from nostall.workload.traces.recording import ActivityType
-from nostall.workload.traces.work_kinds import WorkKind, kernel_work_kind
+from nostall.workload.traces.work_kinds import WorkKind, kernel_work_kind, parse_kernel_name
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

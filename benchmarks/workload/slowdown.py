@@ -26,7 +26,8 @@ import numpy as np
 
 from benchmarks.harness.result_file import save
 from nostall.core.errors import BadInput
-from nostall.workload.hardware.efficiency import EfficiencyCurve
+from nostall.workload.hardware.description import EfficiencyCurve
+from nostall.workload.model.breakdown import ring_allreduce_bytes
 from nostall.workload.model.slowdown import (
     BUCKET_BYTES,
     MeasuredStep,
@@ -34,7 +35,6 @@ from nostall.workload.model.slowdown import (
     fit_slowdown,
     last_bucket_share,
 )
-from nostall.workload.model.traffic import ring_allreduce_bytes
 
 ETHERNET = 6.25e9
 """Peak rate of the link of a node in bytes/s.  The nodes are g4dn.12xlarge: 50 Gb/s (AWS)."""

@@ -20,8 +20,7 @@ import numpy as np
 from benchmarks.harness.result_file import save
 from nostall.workload import Architecture, Job, Population, load_hardware
 from nostall.workload.jobs.record import Resource
-from nostall.workload.model.projection import project_job
-from nostall.workload.model.sensitivity import sweep_rate
+from nostall.workload.model.population import project_job, sweep_rate
 
 JOBS = 4000
 SEEDS = range(5)

@@ -15,7 +15,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; run `make test-vllm`"
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from nostall.cli.serving.rollouts import serve_command
+from nostall.cli.serving.app import serve_command
 
 ROOT = Path(__file__).parents[2]
 FILES = [

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
@@ -35,7 +36,6 @@ from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.testing.triton_interpreter import prepare
 
 PATTERNS, ROW = 2**32, 1024
 """Number of fp32 bit patterns, and columns of the tensors."""

@@ -49,6 +49,7 @@ from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph, operator
 from tests.unit.fusion.codegen.graphs.small_dots import small_dots
 from tests.unit.fusion.codegen.interpreted.philox_graphs import random_number_errors
 from tests.unit.fusion.codegen.interpreted.sequence_layouts import random_graph as queries
+from tools.interpreters.triton_interpreter import prepare
 
 from benchmarks.harness.result_file import save
 from nostall.fusion.codegen.loops.schedule import Schedule
@@ -62,7 +63,6 @@ from nostall.fusion.graph import builder
 from nostall.fusion.graph.builder import stored_value
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.recompute.kernels import default_kernels
-from nostall.fusion.testing.triton_interpreter import prepare
 
 ON_GPU = torch.cuda.is_available()
 FLOATS = ("float32", "float16")

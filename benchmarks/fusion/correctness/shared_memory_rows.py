@@ -39,6 +39,7 @@ from tests.unit.fusion.codegen.accuracy import (
 )
 from tests.unit.fusion.codegen.graphs.wide_rows import wide_rows
 from tests.unit.fusion.codegen.interpreted.label_columns import two_label_gradient
+from tools.interpreters.triton_interpreter import prepare
 
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
@@ -53,7 +54,6 @@ from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.testing.triton_interpreter import prepare
 
 FLOATS = ("float32", "float16")
 CAST_DTYPES = ("int32", "int64", "int16", "int8", "uint8")

@@ -332,7 +332,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     if options.device == "cpu":
-        from nostall.fusion.testing.triton_interpreter import prepare
+        from tools.interpreters.triton_interpreter import prepare
 
         prepare()
     result = load(options.out) if options.out.exists() else {"programs": {}}

@@ -22,9 +22,9 @@ import numpy as np
 
 from benchmarks.harness.result_file import save
 from benchmarks.sass.gpu_walks.walks import kernel_names, open_space
-from nostall.sass.safety.identity import rules_digest
+from nostall.sass.safety.verdict import rules_digest
 from nostall.sass.schedule import ScheduleSpace
-from nostall.sass.schedule.tight import lower_stalls
+from nostall.sass.schedule.mobility import lower_stalls
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

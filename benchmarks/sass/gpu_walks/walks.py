@@ -12,7 +12,7 @@ import numpy as np
 
 from nostall.sass import Program
 from nostall.sass.schedule import Schedule, ScheduleSpace
-from nostall.sass.schedule.tight import lower_stalls
+from nostall.sass.schedule.mobility import lower_stalls
 
 CORPUS = Path(__file__).resolve().parents[3] / ".cache" / "corpus" / "triton-3.6.0"
 

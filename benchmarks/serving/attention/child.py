@@ -32,13 +32,12 @@ from benchmarks.serving.attention.plans import (
     settings,
 )
 from nostall.core.files.atomic import write_atomically
-from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.config import AttentionPlan, AttentionShape
 from nostall.serving.attention.gluon_launch import has_gluon_kernel
 from nostall.serving.attention.launch import PagedCache
-from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import GLUON_PLANS, PLANS, BatchKind
 from nostall.serving.attention.space import plan_fields, plan_of
-from nostall.serving.attention.winners.gpu_batch import TOLERANCE, GpuBatch
+from nostall.serving.attention.winners.on_gpu import TOLERANCE, GpuBatch
 from nostall.serving.batch.examples import make_batch
 
 Call = Callable[[PagedCache], Tensor]

@@ -30,8 +30,8 @@ from nostall.core.errors import MissingPart
 from nostall.serving.batch.examples import make_batch
 
 if TYPE_CHECKING:
-    from nostall.serving.attention.plan import AttentionPlan
-    from nostall.serving.attention.winners.gpu_batch import GpuBatch
+    from nostall.serving.attention.config import AttentionPlan
+    from nostall.serving.attention.winners.on_gpu import GpuBatch
 
 CASES = tuple(
     (sequences, keys) for sequences in (1, 8, 32, 64, 128, 256) for keys in (16, 512, 2048)
@@ -89,8 +89,7 @@ def measure(
     from benchmarks.serving.attention.cuda_graphs import GraphedCalls, interleaved_us
     from nostall.serving.attention.config import AttentionShape
     from nostall.serving.attention.rules import plan_for
-    from nostall.serving.attention.winners.gpu_batch import GpuBatch
-    from nostall.serving.attention.winners.on_gpu import kind_of
+    from nostall.serving.attention.winners.on_gpu import GpuBatch, kind_of
 
     has_gpu = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if has_gpu else ("cpu", torch.float16)

@@ -18,7 +18,7 @@ from benchmarks.serving.attention.inputs import make_inputs
 from nostall.core.errors import MissingPart
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import PagedCache
-from nostall.serving.attention.winners.gpu_batch import GpuBatch
+from nostall.serving.attention.winners.on_gpu import GpuBatch
 from nostall.serving.batch.examples import make_batch
 
 WORKSPACE_BYTES = 256 << 20

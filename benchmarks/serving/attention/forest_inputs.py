@@ -14,24 +14,22 @@ from torch import Tensor
 
 from benchmarks.serving.attention.inputs import DEVICE, DTYPE, HAS_GPU, MOST_COPIES
 from benchmarks.serving.attention.peers import flash_attention_3
-from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.config import AttentionPlan, AttentionShape
 from nostall.serving.attention.launch import (
     AttentionBuffers,
     BatchTensors,
     MetaAttention,
     PagedCache,
 )
-from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import PLANS, BatchKind, plan_for
-from nostall.serving.attention.winners.gpu_batch import (
+from nostall.serving.attention.winners.on_gpu import (
     ROTATED_BYTES,
     GpuBatch,
     device_table,
     exact_token,
     sample_tokens,
 )
-from nostall.serving.batch.ragged import RaggedBatch
-from nostall.serving.batch.trees import pack_trees
+from nostall.serving.batch.ragged import RaggedBatch, pack_trees
 from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import PREFIX_ROWS, REDUCTIONS, SAVED_NS, SCRATCH_ROWS, UNITS
 from nostall.serving.tables.device import DeviceBuilder, Prefixes

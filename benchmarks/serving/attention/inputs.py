@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from nostall.serving.attention.config import AttentionShape
-from nostall.serving.attention.winners.gpu_batch import GpuBatch
+from nostall.serving.attention.winners.on_gpu import GpuBatch
 from nostall.serving.batch.ragged import RaggedBatch
 
 HAS_GPU = torch.cuda.is_available()

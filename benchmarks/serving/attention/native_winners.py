@@ -118,7 +118,7 @@ def deployed_samples(step: AttentionStep, device: torch.device, sms: int) -> dic
 
     from benchmarks.serving.attention.cuda_graphs import GraphedCalls, interleaved_us
     from nostall.attach.optimize import replace_cubin
-    from nostall.serving.attention.winners.gpu_batch import GpuBatch
+    from nostall.serving.attention.winners.on_gpu import GpuBatch
     from nostall.tuning.attention.sources import attention_functions
 
     tensors = GpuBatch.of(step.ragged, step.shape, getattr(torch, step.dtype), device)

@@ -25,7 +25,7 @@ from benchmarks.serving.attention.inputs import HAS_GPU, max_keys, max_query
 from nostall.attach.process_folder import process_folder
 from nostall.core.errors import MissingPart
 from nostall.serving.attention.launch import PagedCache
-from nostall.serving.attention.winners.gpu_batch import GpuBatch
+from nostall.serving.attention.winners.on_gpu import GpuBatch
 
 Call = Callable[[PagedCache], Tensor]
 """Computes the batch with one of the caches."""

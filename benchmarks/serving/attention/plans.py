@@ -11,12 +11,11 @@ from torch import Tensor
 
 from benchmarks.serving.attention.inputs import DEVICE, HAS_GPU
 from benchmarks.serving.attention.kernels import KERNELS, make_kernel
-from nostall.serving.attention.config import TileConfig
+from nostall.serving.attention.config import AttentionPlan, TileConfig
 from nostall.serving.attention.gluon_launch import has_gluon_kernel
 from nostall.serving.attention.launch import AttentionBuffers, MetaAttention, PagedCache
-from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import GLUON, GLUON_PLANS, MIXED, PLANS, Kind
-from nostall.serving.attention.winners.gpu_batch import GpuBatch
+from nostall.serving.attention.winners.on_gpu import GpuBatch
 from nostall.serving.tables.columns import REDUCTIONS, UNITS
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 

@@ -99,7 +99,7 @@ def main(options: argparse.Namespace) -> int:
     begin = time.monotonic()
     has_gpu = torch.cuda.is_available()
     if not has_gpu:
-        from nostall.fusion.testing.triton_interpreter import prepare
+        from tools.interpreters.triton_interpreter import prepare
 
         prepare()
     if options.warm:

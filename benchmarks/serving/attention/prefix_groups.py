@@ -25,8 +25,7 @@ from nostall.serving.batch.examples import make_batch
 from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch
 
 if TYPE_CHECKING:
-    from nostall.serving.attention.config import AttentionShape
-    from nostall.serving.attention.plan import AttentionPlan
+    from nostall.serving.attention.config import AttentionPlan, AttentionShape
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def measure(case: Case, heads: tuple[int, int]) -> dict[str, Any]:
     from benchmarks.serving.attention.cuda_graphs import GraphedCalls, interleaved_us
     from nostall.serving.attention.config import AttentionShape
     from nostall.serving.attention.space import plan_fields
-    from nostall.serving.attention.winners.gpu_batch import GpuBatch
+    from nostall.serving.attention.winners.on_gpu import GpuBatch
 
     has_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if has_gpu else "cpu")
@@ -154,7 +153,7 @@ def main(options: argparse.Namespace) -> int:
     import torch
 
     if not torch.cuda.is_available():
-        from nostall.fusion.testing.triton_interpreter import prepare
+        from tools.interpreters.triton_interpreter import prepare
 
         prepare()
     end = time.monotonic() + options.seconds

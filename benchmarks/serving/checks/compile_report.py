@@ -22,8 +22,7 @@ from benchmarks.serving.checks.compiled import (
     gemm_resources,
     gluon_resources,
 )
-from nostall.serving.attention.config import AttentionShape, KernelConfig
-from nostall.serving.attention.plan import default_kernel
+from nostall.serving.attention.config import AttentionShape, KernelConfig, default_kernel
 from nostall.serving.attention.rules import GLUON
 from nostall.serving.gemm.config import BASES
 

@@ -13,18 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nostall.serving.attention.config import AttentionShape, TileConfig
+from nostall.serving.attention.config import AttentionPlan, AttentionShape, TileConfig
 from nostall.serving.attention.launch import (
     AttentionBuffers,
     BatchTensors,
     MetaAttention,
     PagedCache,
 )
-from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.attention.rules import GLUON, GLUON_PLANS, PLANS
-from nostall.serving.batch.odd_batches import odd_batch, unowned_slots
-from nostall.serving.batch.ragged import RaggedBatch
-from nostall.serving.batch.trees import pack_trees
+from nostall.serving.batch.examples import odd_batch, unowned_slots
+from nostall.serving.batch.ragged import RaggedBatch, pack_trees
 from nostall.serving.tables.columns import PREFIX_ROWS, REDUCTIONS, UNITS
 from nostall.serving.tables.device import DeviceBuilder, Prefixes
 from nostall.serving.tables.host import HostBuilder, build_tables

@@ -104,7 +104,7 @@ def child(options: argparse.Namespace) -> int:
     import torch
 
     if not torch.cuda.is_available():
-        from nostall.fusion.testing.triton_interpreter import prepare
+        from tools.interpreters.triton_interpreter import prepare
 
         prepare()
     from benchmarks.serving.attention.forest_inputs import check_forests

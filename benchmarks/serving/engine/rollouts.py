@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.harness.result_file import head, save
 from benchmarks.serving.engine.model import LLAMA
 from nostall.attach.rollouts.engine import Engine, check_vllm
-from nostall.attach.rollouts.job import KINDS, Settings, compare, equal_tokens, rate, rates, started
+from nostall.attach.rollouts.job import KINDS, Settings, compare, rate, rates, started
 from nostall.attach.rollouts.turns import TurnPlan, measure, profile
 from nostall.attach.rollouts.workload import Workload, parse_workload
 from nostall.core.errors import BadInput
@@ -54,6 +54,16 @@ PROFILE_S = 10.0
 """Most seconds in which a workload is profiled."""
 END_S = 20.0
 """Seconds in which the engines give their counts and end."""
+
+
+def equal_tokens(ours: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:
+    """Share of the requests whose first tokens are equal in both engines; None: unknown."""
+    for one, other in zip(ours.get("generations", []), base.get("generations", []), strict=False):
+        if "compared" in one and "compared" in other:
+            pairs = zip(one["compared"], other["compared"], strict=False)
+            equal = [float(a == b) for a, b in pairs]
+            return sum(equal) / max(1, len(equal))
+    return None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

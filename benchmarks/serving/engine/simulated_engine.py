@@ -19,10 +19,10 @@ from typing import Any
 
 from benchmarks.harness.result_file import load, results, save
 from benchmarks.serving.engine.vllm_child import lengths_of
-from nostall.serving.scheduling.policies import Limits
+from nostall.serving.scheduling import Limits
 from nostall.serving.simulate.engine import EngineSettings, simulate
 from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs
-from nostall.serving.traces.requests import Request
+from nostall.serving.traces import Request
 
 FOLDER = results("serving")
 SETTINGS = EngineSettings("vllm", Limits(4096, 256, 128), uses_prefix_hashes=False)

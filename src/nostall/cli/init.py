@@ -11,15 +11,14 @@ import typer
 from nostall.cli.options.inputs import ArchOption, KernelOption, TargetArgument, load_source
 from nostall.cli.terminal.console import Format, FormatOption, out, show_json
 from nostall.core.errors import BadInput
-from nostall.core.files.atomic import write_text_atomically
-from nostall.core.files.destination import is_stream
+from nostall.core.files.atomic import is_stream, write_text_atomically
+from nostall.tuning.launches.recorded import launch_toml
 from nostall.tuning.launches.template import (
     Template,
     template_of_cubin,
     template_of_ptx,
     template_of_triton,
 )
-from nostall.tuning.launches.toml_text import launch_toml
 from nostall.tuning.sources.triton_source import import_triton
 
 OutOption = Annotated[

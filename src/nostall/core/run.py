@@ -21,7 +21,7 @@ from nostall.core.files.atomic import remove_abandoned, write_atomically
 from nostall.core.files.folder_lock import FolderLock
 from nostall.core.search import Checkpoint, Trial
 from nostall.core.trial_log import TrialLog, read_trials, remove_partial_row
-from nostall.core.validation import dump_json, load_json
+from nostall.core.validation import dump_json, first_problem, load_json
 
 
 class RunRecord(BaseModel):
@@ -100,9 +100,7 @@ class Run:
         try:
             return cls(path, load_json(RunRecord, text))
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(p) for p in first["loc"]) or "the file"
-            raise BadRun(f"{path / 'run.json'}: {field}: {first['msg']}") from error
+            raise BadRun(f"{path / 'run.json'}: {first_problem(error)}") from error
 
     def save(self) -> None:
         """Write ``run.json``."""

@@ -87,6 +87,12 @@ def load_json(model: type[Model], text: str | bytes) -> Model:
         return model.model_validate(parse_json(text))
 
 
+def first_problem(error: ValidationError, whole: str = "the file") -> str:
+    """Place and message of the first error, in pydantic's words; ``whole`` is the place of none."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
+
+
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """The first error of a validation of ``model`` as one sentence, without pydantic's terms."""
     first: Mapping[str, Any] = error.errors(include_url=False)[0]

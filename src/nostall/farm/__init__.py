@@ -4,8 +4,17 @@ A worker runs a whole search, not single candidates: a small kernel is timed fas
 proposes the candidates for several GPUs (docs/explanation/measuring.md).
 """
 
-from nostall.farm.device import DeviceSpec, FarmDevice, close_device, is_wanted, open_device
-from nostall.farm.farm import Farm, WorkerPool, local, remote
+from nostall.farm.farm import (
+    DeviceSpec,
+    Farm,
+    FarmDevice,
+    WorkerPool,
+    close_device,
+    is_wanted,
+    local,
+    open_device,
+    remote,
+)
 
 __all__ = [
     "DeviceSpec",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -25,17 +27,28 @@ def svg_text(x: float, y: float, text: str, anchor: str, style: str) -> str:
     return f'<text class="{style}" {position}>{escape(text)}</text>'
 
 
-def render(template: str, **values: Any) -> str:
-    """The page of a template of this package, with the style sheets inside."""
+def render(
+    template: str,
+    *,
+    styles: Sequence[str] = ("page.css", "workload.css"),
+    scripts: Sequence[str] = (),
+    filters: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    **values: Any,
+) -> str:
+    """The page of a template of this package, with the style sheets and the scripts inside.
+
+    ``filters`` are those of the template beside the ones that all pages share.
+    """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["percent"] = lambda value: f"{value:.1%}"
     environment.filters["times"] = lambda value: f"{value:.2f}×"
     environment.filters["ms"] = lambda value: f"{value * 1e3:,.3f} ms"
     environment.filters["several"] = pluralize
     environment.filters["words"] = lambda name: str(name).replace("_", " ")
-    style = Markup(_read_template("page.css") + _read_template("workload.css"))
+    environment.filters |= filters
+    style, script = (Markup("".join(map(_read_template, names))) for names in (styles, scripts))
     page = environment.from_string(_read_template(template))
-    return page.render(style=style, version=__version__, **values)
+    return page.render(style=style, script=script, version=__version__, **values)
 
 
 def _read_template(name: str) -> str:

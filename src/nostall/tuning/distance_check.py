@@ -12,7 +12,7 @@ from nostall.gpu import Device
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.safety import measured_distances
 from nostall.sass.schedule import ScheduleSpace
-from nostall.sass.schedule.tight import tight_schedule
+from nostall.sass.schedule.mobility import tight_schedule
 
 WALKS = (0, 0, 50, 50, 200, 200, 800, 800)
 """Random moves before the stalls are lowered, for each schedule that runs."""

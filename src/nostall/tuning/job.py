@@ -38,7 +38,7 @@ from nostall.sass import Program, Verdict, validate
 from nostall.sass.model import SmModel
 from nostall.sass.program import Function
 from nostall.sass.safety import verify
-from nostall.sass.safety.identity import rules_digest
+from nostall.sass.safety.verdict import rules_digest
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.tuning.ablation import ablate
 from nostall.tuning.distance_check import are_measured, check_distances

@@ -9,8 +9,7 @@ from nostall.workload.hardware.file import load_hardware, presets
 from nostall.workload.jobs.record import Architecture, Job, Resource
 from nostall.workload.jobs.table import JobTable, read_jobs
 from nostall.workload.model.breakdown import StepBreakdown, model_step
-from nostall.workload.model.population import Population
-from nostall.workload.model.projection import project_job
+from nostall.workload.model.population import Population, project_job
 
 __all__ = [
     "Architecture",

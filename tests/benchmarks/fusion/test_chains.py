@@ -39,6 +39,7 @@ from benchmarks.fusion.chains.stitched import (
     rebuild,
 )
 from benchmarks.fusion.chains.timing import Inputs, Method, Run, copy_count
+from tools.interpreters.reference import interpret
 
 from nostall.core.errors import BadInput
 from nostall.fusion.codegen.cost.default_plan import default_plan, sort_key
@@ -48,7 +49,6 @@ from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.errors import BadCapture
-from nostall.fusion.testing.reference import interpret
 
 FIRST = {
     "softmax + mask 16384x3000": "block 1x1024x3",

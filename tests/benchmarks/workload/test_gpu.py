@@ -19,9 +19,8 @@ from benchmarks.workload.fit import (
 )
 
 from nostall.workload import Resource, load_hardware
-from nostall.workload.hardware.efficiency import EfficiencyCurve
-from nostall.workload.hardware.operator_time import OperatorTimeModel
-from nostall.workload.jobs.operators import Operator, OperatorKind
+from nostall.workload.hardware.description import EfficiencyCurve, OperatorTimeModel
+from nostall.workload.jobs.record import Operator, OperatorKind
 from nostall.workload.modules import ModuleFeatures
 from nostall.workload.traces.kineto.reader import read_kineto
 from tests.unit.workload.trace_events import event, kernel, launch, trace

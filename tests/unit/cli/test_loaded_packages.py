@@ -14,7 +14,7 @@ from nostall.cli.verbs import VERBS
 
 PACKAGE = Path(nostall.__file__).parent
 
-KERNEL = {"gpu", "ptx.assemble", "ptx.program", "ptx.text", "sass.binary", "tuning"}
+KERNEL = {"gpu", "ptx.assemble", "ptx.program", "sass.binary", "tuning"}
 """Packages that read the kernels of a command's arguments."""
 MAY_LOAD = {
     "fuse": KERNEL,

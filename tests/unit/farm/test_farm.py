@@ -18,7 +18,7 @@ import pytest
 from benchmarks.sass.robustness.kill_resume import Slow, Synthetic, kernel
 
 from nostall import farm
-from nostall.cli.terminal.interruption import Interruption
+from nostall.cli.terminal.progress import Interruption
 from nostall.core import BadInput, Budget, MissingPart, Run
 from nostall.farm import DeviceSpec, Farm, FarmDevice
 from nostall.gpu import (

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 from torch.nn import functional
 
 from nostall.fusion.capture import inference_graph
 from nostall.fusion.fuse import StitchedModule, stitch_module
-from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.products.programs import AsModule
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}

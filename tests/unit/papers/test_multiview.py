@@ -12,13 +12,24 @@ from sklearn.base import clone
 from nostall.core.errors import BadInput
 from nostall.papers.multiview import sampler as spectrum
 from nostall.papers.multiview.classifier import MaxMarginMultiView
-from nostall.papers.multiview.features import LabelTerm, expected_features, features
-from nostall.papers.multiview.priors import BaseMeasure, Priors
 from nostall.papers.multiview.sampler import draw_scales, draw_weights, leapfrog
-from nostall.papers.multiview.views import View, ViewParameters, view_energy
+from nostall.papers.multiview.views import (
+    BaseMeasure,
+    LabelTerm,
+    Priors,
+    View,
+    ViewParameters,
+    expected_features,
+    features,
+    view_energy,
+)
 from nostall.papers.multiview.views import view_gradient as gradient_of_views
-from nostall.workload.learning.calibration import calibration_error, fit_temperature, softmax
-from nostall.workload.learning.diagnostics import convergence
+from nostall.workload.learning.diagnostics import (
+    calibration_error,
+    convergence,
+    fit_temperature,
+    softmax,
+)
 from tests.unit.papers.view_states import LABEL_PAIRS, STEPS, view_pair
 from tests.unit.workload.learning.invariance import LIMIT, largest_z
 

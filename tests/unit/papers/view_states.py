@@ -13,8 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from nostall.papers.multiview.features import LabelTerm
-from nostall.papers.multiview.priors import BaseMeasure, Priors
 from nostall.papers.multiview.sampler import (
     Components,
     Model,
@@ -30,7 +28,14 @@ from nostall.papers.multiview.sampler import (
     draw_weights,
     sweep,
 )
-from nostall.papers.multiview.views import View, ViewParameters, draw_view
+from nostall.papers.multiview.views import (
+    BaseMeasure,
+    LabelTerm,
+    Priors,
+    View,
+    ViewParameters,
+    draw_view,
+)
 from tests.unit.workload.learning.invariance import Statistics
 
 ITEMS, DIMENSIONS, FREQUENCIES = 5, 2, 5

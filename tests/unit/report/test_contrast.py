@@ -10,7 +10,8 @@ from benchmarks.front.demo import FOUND, INK, PAPER, PROMPT, SOFT
 from benchmarks.front.picture import THEMES
 
 from benchmarks.learning import figure
-from nostall.report.plan import gantt, sharding_picture
+from nostall.report.plan import gantt
+from nostall.report.plan import sharding as sharding_page
 from tests.unit.report.templates import read_template
 
 LEAST = 4.5
@@ -116,9 +117,9 @@ def test_a_line_of_a_plot_can_be_seen(line: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_texts_of_the_sharding_picture_can_be_read(mode: str) -> None:
-    behind = [*sharding_picture._COLOURS.values(), sharding_picture._OTHER]
+    behind = [*sharding_page._COLOURS.values(), sharding_page._OTHER]
     assert all(contrast("#000000", colour) >= LEAST for colour in behind)
-    light, _, dark = sharding_picture._STYLE.partition("@media(prefers-color-scheme:dark)")
+    light, _, dark = sharding_page._STYLE.partition("@media(prefers-color-scheme:dark)")
     found = dict(re.findall(r"--(\w+):(#\w+)", light))
     if mode == "dark":
         found |= dict(re.findall(r"--(\w+):(#\w+)", dark))

@@ -17,7 +17,7 @@ from nostall.gpu.sanitizer import SanitizerReport
 from nostall.sass import Program
 from nostall.sass.safety import verify
 from nostall.sass.schedule import ScheduleSpace
-from nostall.sass.schedule.tight import tight_schedule
+from nostall.sass.schedule.mobility import tight_schedule
 from nostall.search import Anneal, make
 from nostall.store import Store
 from nostall.tuning import distance_check, job

@@ -14,7 +14,7 @@ from nostall.core.errors import BadRun
 from nostall.gpu import Outcome, Timing
 from nostall.sass import Program, Verdict
 from nostall.sass.safety import verify
-from nostall.sass.safety.identity import rules_digest
+from nostall.sass.safety.verdict import rules_digest
 from nostall.sass.schedule import Schedule, ScheduleSpace
 from nostall.search import Anneal
 from nostall.tuning import job

@@ -7,7 +7,7 @@ from benchmarks.sass.distances.microkernels.words import FIELDS, FORMS
 from nostall.sass.binary.encoding import Control
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import Pipe
-from nostall.sass.program.slots import slot_register
+from nostall.sass.program.registers import slot_register
 
 _PIPES = (Pipe.INT, Pipe.FMA, Pipe.HALF, Pipe.DOUBLE)
 _WITHOUT = ("CS2R", "VOTE", "PLOP3", "P2R", "R2P", "BRA")

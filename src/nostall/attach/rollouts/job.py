@@ -97,16 +97,6 @@ def _whole(row: Row, *, with_prompts: bool) -> float | None:
     return tokens / seconds if tokens else None
 
 
-def equal_tokens(ours: Row, base: Row) -> float | None:
-    """Share of the requests whose first tokens are equal in both engines; None: unknown."""
-    for one, other in zip(ours.get("generations", []), base.get("generations", []), strict=False):
-        if "compared" in one and "compared" in other:
-            pairs = zip(one["compared"], other["compared"], strict=False)
-            equal = [float(a == b) for a, b in pairs]
-            return sum(equal) / max(1, len(equal))
-    return None
-
-
 def _interval(pairs: Sequence[Pair], is_ragged: bool) -> tuple[float, float, float]:
     """The ratio of pairs, and the ends of its 95 % bootstrap interval."""
     if not is_ragged:

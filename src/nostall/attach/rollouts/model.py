@@ -10,6 +10,7 @@ import pydantic
 
 from nostall.attach.rollouts.workload import VOCABULARY
 from nostall.core.errors import BadInput
+from nostall.core.validation import first_problem
 
 GIB = float(1 << 30)
 ELEMENT_BYTES = 2
@@ -82,11 +83,9 @@ class Model:
                 "of a Hugging Face model, or its folder"
             ) from error
         except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the document"
             raise BadInput(
-                f"--model {path}: {where}: {first['msg']}; give the config.json of a text model "
-                "with one kind of decoder layers"
+                f"--model {path}: {first_problem(error, 'the document')}; give the config.json of "
+                "a text model with one kind of decoder layers"
             ) from error
         except ValueError as error:
             raise BadInput(f"--model {path}: {file} is no JSON ({error})") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from nostall.core.errors import BadInput
-from nostall.serving.traces.requests import HASH_BLOCK, Request, load_requests
+from nostall.serving.traces import HASH_BLOCK, Request, load_requests
 
 OWN = 16
 """Tokens of a request behind the shared ones."""

@@ -18,9 +18,9 @@ from nostall.attach.vllm.routing import step_kind
 from nostall.core.errors import BadInput
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.host import HostBatch, execute
+from nostall.serving.tables.costs import TileSet
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 from nostall.serving.tables.settings import TableSettings
-from nostall.serving.tables.tiles import TileSet
 
 TILES = TileSet((16, 64, 128), split=256)
 """Splits are short, so that tests of a few hundred tokens have reductions."""

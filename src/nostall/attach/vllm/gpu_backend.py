@@ -26,8 +26,8 @@ from vllm.v1.attention.backends import flash_attn
 
 from nostall.attach.attention_kernels import attach_attention_kernels
 from nostall.attach.vllm.counts import count_left, count_served, log_once
-from nostall.attach.vllm.grouped_tables import GroupedStepTables
-from nostall.attach.vllm.layer_checks import (
+from nostall.attach.vllm.grouped_tables import (
+    GroupedStepTables,
     drafts_of,
     group_shape,
     layer_shape,
@@ -50,10 +50,9 @@ from nostall.attach.vllm.routing import (
 )
 from nostall.attach.vllm.step_tables import StepDtypes, StepLimits, StepTables
 from nostall.core.errors import BadInput, NostallError
-from nostall.serving.attention.config import HEAD_DIMS, AttentionShape
+from nostall.serving.attention.config import HEAD_DIMS, AttentionPlan, AttentionShape
 from nostall.serving.attention.gluon_launch import has_gluon_kernel
 from nostall.serving.attention.launch import FP8, BatchTensors, PagedCache, Scales
-from nostall.serving.attention.plan import AttentionPlan
 
 MAX_SCRATCH_BYTES = 1 << 30
 """Most memory of the scratch of one group of layers."""

@@ -7,10 +7,17 @@ size.
 
 vLLM allocates the buffers in the pool whose contents its sleep discards. Each build writes all that
 the kernels of its step read, the queue included, so that they may hold anything before.
+
+What the attention layers of a vLLM group compute, and what of it nostall's kernel lacks.
+
+Everything that a layer fixes is compared here, once, before tables are made: vLLM's groups join
+layers whose cache has one form, and their heads, windows and scales may differ.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,14 +26,15 @@ import torch
 
 from nostall.attach.vllm.counts import watch_prefixes
 from nostall.attach.vllm.step_tables import StepDtypes, StepLimits, zero_step
-from nostall.serving.attention.config import AttentionShape
+from nostall.core.errors import BadInput
+from nostall.serving.attention.config import AttentionPlan, AttentionShape
 from nostall.serving.attention.launch import (
+    FP8,
     AttentionBuffers,
     BatchTensors,
     MetaAttention,
     PagedCache,
 )
-from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.device import DeviceBuilder, Prefixes, Totals
 from nostall.serving.tables.prefix.direct_build import DirectBuild
@@ -119,3 +127,77 @@ class GroupedStepTables:
     def attend(self, query: Any, cache: PagedCache, out: Any, batch: BatchTensors) -> None:
         """Launch attention of the step whose tables were built last."""
         self._attention(query, cache, out, batch, self.buffers)
+
+
+FP8_STORED = (torch.uint8, FP8)
+"""Dtypes that vLLM gives a cache of fp8; the layers say which 8 bits it holds."""
+HOST_DRAFTS = ("ngram", "suffix")
+"""Methods of speculation whose drafts the host makes. With a draft model lengths change on the
+device between the build of a step and its run, also inside of one captured graph."""
+
+
+def layer_shape(impl: Any, page_size: int) -> AttentionShape:
+    """What a layer computes. Raises :class:`BadInput` for heads or pages that are not allowed."""
+    return AttentionShape(
+        impl.num_heads,
+        impl.num_kv_heads,
+        impl.head_size,
+        page_size=page_size,
+        window=window_of(impl)[0] + 1,
+    )
+
+
+def window_of(impl: Any) -> tuple[int, int]:
+    """Keys before and after a token's own that it sees, as FlashAttention has it; -1: all."""
+    return impl.sliding_window or (-1, -1)
+
+
+def model_lack(config: Any, spec: Any) -> str | None:
+    """What nostall's kernel lacks for all layers of a group; None if it can serve some of them."""
+    model, speculation = config.model_config, config.speculative_config
+    lacks = {
+        "layers of models with ranges that are not causal": model.is_mm_prefix_lm,
+        "layers of models with a reference window": model.rswa_window is not None,
+        "layers beside a draft model": speculation is not None
+        and speculation.method not in HOST_DRAFTS,
+        f"layers with a cache of {spec.dtype}": spec.dtype not in (model.dtype, *FP8_STORED),
+        "layers whose values have heads of their own": getattr(spec, "head_size_v", spec.head_size)
+        not in (None, spec.head_size),
+    }
+    return next((reason for reason, holds in lacks.items() if holds), None)
+
+
+def drafts_of(config: Any) -> int:
+    """Tokens that speculation adds to a sequence's step at most; 0 without it."""
+    speculation = config.speculative_config
+    return 0 if speculation is None else int(speculation.num_speculative_tokens or 0)
+
+
+def group_shape(impls: Mapping[str, Any], page_size: int) -> AttentionShape:
+    """The shape that most layers of a group have, of those that nostall can serve.
+
+    Raises :class:`BadInput` if it can serve none.
+    """
+    shapes: Counter[AttentionShape] = Counter()
+    lacks: Counter[str] = Counter()
+    for impl in impls.values():
+        lack = impl.find_lack()
+        if lack is None:
+            shapes[layer_shape(impl, page_size)] += 1
+        else:
+            lacks[lack] += 1
+    if not shapes:
+        raise BadInput(f"no layer that nostall serves ({', '.join(lacks) or 'none is known'})")
+    return shapes.most_common(1)[0][0]
+
+
+def layers_of(config: Any, names: Iterable[str], kind: type) -> dict[str, Any]:
+    """vLLM's implementations of the layers with these names, as far as they are of a kind."""
+    known = config.compilation_config.static_forward_context
+    found = {}
+    for name in names:
+        impl: Any = getattr(known.get(name), "impl", None)
+        variants = impl.get_impl_variants() if hasattr(impl, "get_impl_variants") else (impl,)
+        own = [variant for variant in variants if isinstance(variant, kind)]
+        found.update({f"{name}.{number}": variant for number, variant in enumerate(own)})
+    return found

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from nostall.core.errors import BadInput
 from nostall.core.text.suggest import unknown
-from nostall.serving.attention.config import AttentionShape
-from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.config import AttentionPlan, AttentionShape
 from nostall.serving.attention.rules import (
     MEASURED_GPU,
     BatchKind,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nostall.serving.attention.config import AttentionShape
+from nostall.serving.attention.config import AttentionPlan, AttentionShape
 from nostall.serving.attention.launch import (
     FP8,
     AttentionBuffers,
@@ -26,7 +26,6 @@ from nostall.serving.attention.launch import (
     PagedCache,
     Scales,
 )
-from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import (
     COUNTS,

@@ -42,12 +42,12 @@ from nostall.workload.characterization.kinds import (
 from nostall.workload.characterization.scaling import NodeSlowdown
 from nostall.workload.hardware.file import CANDIDATES, default_hardware
 from nostall.workload.jobs.steps import is_step_table, read_steps
-from nostall.workload.jobs.table_rows import is_table
+from nostall.workload.jobs.table import is_table
 from nostall.workload.model.breakdown import STEP_PARTS
 from nostall.workload.traces.chakra.reader import ChakraTrace, read_chakra
-from nostall.workload.traces.kernel_names import parse_kernel_name
 from nostall.workload.traces.nsight import is_sqlite
 from nostall.workload.traces.ranks import read_ranks
+from nostall.workload.traces.work_kinds import parse_kernel_name
 
 MAX_JOBS = 12
 """Limit of the table of single jobs; larger populations have no such table."""
@@ -531,6 +531,6 @@ def _write_page(result: Result, path: Path, labels: KindsCharacterization | None
         raise BadInput(
             f"--report {path}: there is no page for tables of measured steps; use --format json"
         )
-    from nostall.report.workload.page import write_page
+    from nostall.report.workload import write_page
 
     return write_page(result, path, labels)

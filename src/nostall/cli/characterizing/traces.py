@@ -8,8 +8,7 @@ from nostall.cli.terminal.console import out, show_table
 from nostall.core.text.labels import kernel_labels, shorten_all
 from nostall.core.text.plurals import pluralize
 from nostall.workload.characterization import TracesCharacterization
-from nostall.workload.characterization.rank_waiting import CollectiveSummary
-from nostall.workload.characterization.traces import GpuCharacterization
+from nostall.workload.characterization.traces import CollectiveSummary, GpuCharacterization
 from nostall.workload.timeline.analysis import TIME_PARTS
 from nostall.workload.timeline.bottlenecks import Bottleneck
 from nostall.workload.timeline.host import HOST_PARTS, HostTimeline

@@ -16,8 +16,7 @@ import typer
 from nostall.cli.options.given_options import NO_CONTEXT, GivenContext, refuse_options
 from nostall.cli.options.inputs import DEFAULT_ARCH
 from nostall.cli.terminal.console import Format, FormatOption, QuietOption, out, show_json
-from nostall.cli.terminal.interruption import Interruption
-from nostall.cli.terminal.progress import stage_bar
+from nostall.cli.terminal.progress import Interruption, stage_bar
 from nostall.core.errors import BadInput, Interrupted, MissingPart
 from nostall.core.run import Run
 from nostall.core.text.suggest import unknown
@@ -186,10 +185,10 @@ def _require(package: str, reason: str) -> None:
 
 
 def _with_measuring(settings: FusionSettings) -> FusionSettings:
-    from nostall.tuning.fusing import timing
+    from nostall.tuning.fusing import job
 
-    timing.check_gpu()
-    return replace(settings, measure=timing.measure_on_this_gpu)
+    job.check_gpu()
+    return replace(settings, measure=job.measure_on_this_gpu)
 
 
 def _with_tuning(

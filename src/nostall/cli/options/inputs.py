@@ -14,7 +14,7 @@ from nostall.gpu import Kernel, LocalGpu
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.sass.binary import fatbin
 from nostall.sass.binary.cubin import ARCHITECTURE_NAMES, Cubin
-from nostall.tuning.launches.check import check_launch
+from nostall.tuning.launches.template import check_launch
 from nostall.tuning.settings import Settings
 from nostall.tuning.sources.ptx_source import load_binary, load_ptx
 from nostall.tuning.sources.source import Source, check_requested_arch

@@ -25,9 +25,8 @@ from nostall.cli.planning.sharding import (
     device_rates,
     plan_sharding_command,
 )
-from nostall.cli.terminal.compile_time import measured_compile_time
 from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, show_table
-from nostall.cli.terminal.progress import stage_bar, working
+from nostall.cli.terminal.progress import measured_compile_time, stage_bar, working
 from nostall.core.errors import BadInput
 from nostall.core.text.suggest import unknown
 from nostall.parallel.cluster import load_cluster

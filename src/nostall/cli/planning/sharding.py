@@ -55,9 +55,10 @@ from nostall.report.plan.sharding import (
     collective_table,
     placement_table,
     runner_up_table,
+    sharding_page,
+    sharding_picture,
     sharding_sentences,
 )
-from nostall.report.plan.sharding_picture import sharding_page, sharding_picture
 from nostall.report.units import Scale
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.hardware.file import load_hardware
@@ -67,8 +68,7 @@ from nostall.workload.jobs.record import Resource
 
 def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> PipelineOffer:
     """Play the explorer's game with as many stages as servers, at least two."""
-    from nostall.papers.automap.modelled_profile import modelled_profile
-    from nostall.papers.automap.pipeline import explore_pipeline
+    from nostall.papers.automap.pipeline import explore_pipeline, modelled_profile
     from nostall.parallel.module import load_job
     from nostall.parallel.module.eager import compared_model
     from nostall.parallel.plan import Workload

@@ -18,10 +18,10 @@ from nostall.cli.terminal.console import (
 )
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
-from nostall.serving.scheduling.policies import POLICIES, Limits, find_policy
+from nostall.serving.scheduling import POLICIES, Limits, find_policy
 from nostall.serving.simulate.metrics import Distribution, Metrics
 from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs
-from nostall.serving.traces.requests import Request, load_requests
+from nostall.serving.traces import Request, load_requests
 
 if TYPE_CHECKING:
     from nostall.serving.simulate.engine import EngineSettings

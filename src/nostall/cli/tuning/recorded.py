@@ -6,8 +6,7 @@ import shlex
 from pathlib import Path
 
 from nostall.cli.terminal.console import Format, out, show_json
-from nostall.cli.terminal.interruption import Interruption
-from nostall.cli.terminal.progress import SearchProgress
+from nostall.cli.terminal.progress import Interruption, SearchProgress
 from nostall.cli.tuning.assembler_output import assembler_lines, count_text, median_times
 from nostall.cli.tuning.runs import TuneRun, discard_if_empty
 from nostall.cli.verify import describe_verdict

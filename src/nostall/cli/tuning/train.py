@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nostall.cli.options.inputs import ArchOption
-from nostall.cli.terminal.compile_time import measured_compile_time
 from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, out, show_json
+from nostall.cli.terminal.progress import measured_compile_time
 from nostall.core import BadInput, BadRun
 from nostall.core.errors import Interrupted
 from nostall.core.files.atomic import create_folder
@@ -19,7 +19,7 @@ from nostall.core.files.folder_lock import FolderLock
 from nostall.tuning.strategies import LOG_FOLDER, POLICY_FILE, load_strategy_class
 
 if TYPE_CHECKING:
-    from nostall.papers.game.ppo.training import Progress, TrainingKernel
+    from nostall.papers.game.ppo.learner import Progress, TrainingKernel
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 
@@ -57,7 +57,7 @@ def train(
     checkpoint of the last full rollout. Needs `pip install 'nostall[rl]'`.
     """
     load_strategy_class("ppo")
-    from nostall.papers.game.ppo.training import TrainingKernel
+    from nostall.papers.game.ppo.learner import TrainingKernel
     from nostall.tuning.sources.corpus import load_corpus, modelled_problem
 
     _check_options(objective, rollouts, seed)
@@ -118,8 +118,8 @@ def _train(
 ) -> Mapping[str, float]:
     """Train, log the curves, and return the best ratio of each kernel."""
     from nostall.papers.game.ppo.learner import GraphPpoParameters
+    from nostall.papers.game.ppo.learner import train as train_policy
     from nostall.papers.game.ppo.search import scalar_writer
-    from nostall.papers.game.ppo.training import train as train_policy
     from nostall.papers.game.randomness import isolated_random_state
 
     log = scalar_writer(out_dir / LOG_FOLDER)

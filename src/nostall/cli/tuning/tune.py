@@ -37,10 +37,8 @@ from nostall.cli.options.measuring_options import (
     parse_tolerance,
     require_checks,
 )
-from nostall.cli.terminal.compile_time import measured_compile_time
 from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err
-from nostall.cli.terminal.interruption import Interruption
-from nostall.cli.terminal.progress import SearchProgress
+from nostall.cli.terminal.progress import Interruption, SearchProgress, measured_compile_time
 from nostall.cli.tuning.checks import check_files, check_limits, check_settings
 from nostall.cli.tuning.output import show_result
 from nostall.cli.tuning.program import (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from nostall.core.errors import BadInput
-from nostall.core.files.pointers import check_content
+from nostall.core.files.atomic import check_content
 
 CHUNK = 1 << 20
 """Bytes that are read and decoded at a time; a piece that fits the CPU cache decodes fastest."""

@@ -17,8 +17,7 @@ except ImportError as error:
         "pip install 'nostall[rl]'"
     ) from error
 
-from nostall.papers.game.environment import AssemblyGame
-from nostall.papers.game.vector import make_vector_env
+from nostall.papers.game.environment import AssemblyGame, make_vector_env
 
 __all__ = ["ID", "AssemblyGame", "make_vector_env"]
 

@@ -9,13 +9,17 @@ first. An operand is a number in [0, 1] by its first appearance; rows are padded
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numba import njit
 from numpy.typing import NDArray
 
@@ -338,3 +342,26 @@ def _find_objective(
     if launch is None:
         raise BadInput("the game got no launch, which the SM model needs; pass launch=...")
     return SmModel(space.program, space.function, launch)
+
+
+def make_vector_env(
+    games: Sequence[Mapping[str, Any]],
+    copies: int = 1,
+    mode: AutoresetMode = AutoresetMode.NEXT_STEP,
+) -> SyncVectorEnv:
+    """A vector environment of ``copies`` of each game.
+
+    ``games`` are arguments of :class:`AssemblyGame`. Observations and actions have the sizes of the
+    largest kernel. ``infos["action_mask"]`` holds the masks of legal actions;
+    ``SyncVectorEnv.call("action_masks")`` returns them, too.
+    """
+    if not games or copies < 1:
+        raise BadInput(
+            f"a vector of games got {len(games)} games and copies={copies}; allowed is at least "
+            "one of each"
+        )
+    sizes = reduce(or_, (AssemblyGame(**game).sizes for game in games))
+    makers: list[Callable[[], gymnasium.Env[Observation, np.int64]]] = [
+        partial(AssemblyGame, **{**game, "sizes": sizes}) for game in games for _ in range(copies)
+    ]
+    return SyncVectorEnv(makers, autoreset_mode=mode)

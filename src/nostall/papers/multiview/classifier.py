@@ -16,12 +16,18 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nostall.core.errors import BadInput
-from nostall.papers.multiview.features import expected_features
-from nostall.papers.multiview.priors import BaseMeasure, Floats, Priors, Spectrum
 from nostall.papers.multiview.sampler import Model, State, first_state, monitored, sweep
-from nostall.papers.multiview.views import View, ViewParameters, latent_posterior
-from nostall.workload.learning.calibration import fit_temperature, softmax
-from nostall.workload.learning.diagnostics import Convergence, convergence
+from nostall.papers.multiview.views import (
+    BaseMeasure,
+    Floats,
+    Priors,
+    Spectrum,
+    View,
+    ViewParameters,
+    expected_features,
+    latent_posterior,
+)
+from nostall.workload.learning.diagnostics import Convergence, convergence, fit_temperature, softmax
 
 
 @dataclass(frozen=True)

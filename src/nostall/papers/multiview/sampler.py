@@ -26,12 +26,16 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from nostall.papers.multiview.features import LabelTerm, features
-from nostall.papers.multiview.priors import BaseMeasure, Floats, Priors, Spectrum
 from nostall.papers.multiview.views import (
+    BaseMeasure,
+    Floats,
+    LabelTerm,
+    Priors,
+    Spectrum,
     View,
     ViewParameters,
     draw_view,
+    features,
     view_energy,
     view_gradient,
 )

@@ -1,14 +1,76 @@
-"""Linear Gaussian views of the latent space: x^v ~ N(W_v z + mu_v, I / tau_v)."""
+"""Linear Gaussian views of the latent space: x^v ~ N(W_v z + mu_v, I / tau_v).
+
+Random Fourier features of the latent space, and the label term of the posterior.
+
+With frequencies Om (M x m), phi(z) = M^-1/2 [cos Om z; sin Om z] approximates the shift-invariant
+kernel whose spectrum the frequencies are drawn from (Bochner's theorem).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nostall.papers.multiview.priors import Floats, Priors
+Floats = NDArray[np.float64]
+Spectrum = Literal["adaptive", "fixed"]
+"""``adaptive``: the frequencies are a Dirichlet-process mixture and are sampled.  ``fixed``: they
+are drawn once, which is the Gaussian kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Priors:
+    """Hyper-parameters of the model; Gamma distributions are (shape, rate)."""
+
+    margin: float = 1.0
+    """l, the margin of the hinge loss."""
+    cost: float = 1.0
+    """C, the weight of the hinge loss."""
+    noise: tuple[float, float] = (1e-2, 1e-2)
+    """Gamma prior of tau_v, the precision of a view's noise."""
+    relevance: tuple[float, float] = (1e-2, 1e-2)
+    """Gamma prior of r_vj, the precision of a view's loadings on latent dimension j."""
+    offset_precision: float = 1e-2
+    """Precision of the prior of mu_v, the offset of a view."""
+    weights: tuple[float, float] = (1.0, 1.0)
+    """Gamma prior of 1/nu, the precision of the classifier's weights."""
+    concentration: tuple[float, float] = (1.0, 1.0)
+    """Gamma prior of alpha, the concentration of the Dirichlet process."""
+    bandwidth: float = 1.0
+    """b, the width of the expected kernel."""
+    mean_weight: float = 1.0
+    """kappa_0 of the normal-inverse-Wishart base measure."""
+    extra_degrees: float = 2.0
+    """nu_0 - m, the degrees of freedom of the base measure beyond the latent dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseMeasure:
+    """Normal-inverse-Wishart base measure of frequencies of dimension m.
+
+    Its expected covariance is I / (b^2 m) for the bandwidth b, so w'z has the standard deviation
+    1/b for a standard normal z.  With a small bandwidth the kernel is so narrow that items say
+    nothing about each other.
+    """
+
+    mean: Floats
+    """mu_0, shape (m,)."""
+    kappa: float
+    degrees: float
+    scale: Floats
+    """S_0, shape (m, m)."""
+
+    @classmethod
+    def of(cls, dimensions: int, priors: Priors) -> BaseMeasure:
+        """The base measure for a latent space of ``dimensions`` dimensions."""
+        degrees = dimensions + priors.extra_degrees
+        variance = 1.0 / (priors.bandwidth**2 * dimensions)
+        scale = np.eye(dimensions) * (degrees - dimensions - 1) * variance
+        return cls(np.zeros(dimensions), priors.mean_weight, degrees, scale)
+
 
 Bools = NDArray[np.bool_]
 
@@ -107,3 +169,57 @@ def view_gradient(
         residual = view.values - p.offset - latent @ p.loadings.T
         gradient -= p.noise_precision * view.present[:, None] * (residual @ p.loadings)
     return gradient
+
+
+def features(latent: Floats, frequencies: Floats) -> Floats:
+    """phi of each row of ``latent``: (N, m) and (M, m) to (N, 2 M)."""
+    phases = latent @ frequencies.T
+    phi: Floats = np.hstack([np.cos(phases), np.sin(phases)]) / np.sqrt(len(frequencies))
+    return phi
+
+
+def expected_features(mean: Floats, covariance: Floats, frequencies: Floats) -> Floats:
+    """E[phi(z)] for z ~ N(mean_n, covariance): (N, m), (m, m) and (M, m) to (N, 2 M).
+
+    E[cos w'z] = cos(w'mean) exp(-w'covariance w / 2), and the same for the sine.
+    """
+    damping = np.exp(-0.5 * np.einsum("ji,ik,jk->j", frequencies, covariance, frequencies))
+    phi: Floats = features(mean, frequencies) * np.tile(damping, 2)
+    return phi
+
+
+@dataclass(frozen=True, slots=True)
+class LabelTerm:
+    """The label term sum t^2 / (2 s), t = s + C (l - y f), given the augmentation s."""
+
+    signs: Floats
+    """y, -1 or 1, shape (N, K)."""
+    scales: Floats
+    """s, shape (N, K)."""
+    weights: Floats
+    """eta, shape (2 M, K)."""
+    cost: float
+    margin: float
+
+    def energy(self, latent: Floats, frequencies: Floats) -> Floats:
+        """The term of each item, shape (N,)."""
+        scores = features(latent, frequencies) @ self.weights
+        t = self.scales + self.cost * (self.margin - self.signs * scores)
+        energies: Floats = (t * t / (2 * self.scales)).sum(axis=1)
+        return energies
+
+    def phase_gradient(self, latent: Floats, frequencies: Floats) -> Floats:
+        """h, the gradient with respect to the phases Om z, shape (N, M).
+
+        The gradient with respect to z_n is Om' h_n, and with respect to w_j it is sum_n h_nj z_n.
+        """
+        count = len(frequencies)
+        phases = latent @ frequencies.T
+        cosines, sines = np.cos(phases), np.sin(phases)
+        of_cos, of_sin = self.weights[:count], self.weights[count:]
+        scores = (cosines @ of_cos + sines @ of_sin) / np.sqrt(count)
+        t = self.scales + self.cost * (self.margin - self.signs * scores)
+        by_score = -self.cost * self.signs * t / self.scales
+        sums = cosines * (by_score @ of_sin.T) - sines * (by_score @ of_cos.T)
+        gradient: Floats = sums / np.sqrt(count)
+        return gradient

@@ -31,7 +31,7 @@ PLANNERS: dict[str, Planner] = {
     "gpipe": _planner("baselines", "gpipe"),
     "even": _planner("baselines", "even"),
     "data-parallel": _planner("baselines", "data_parallel"),
-    "exhaustive": _planner("exhaustive", "exhaustive"),
+    "exhaustive": _planner("baselines", "exhaustive"),
 }
 """Planners by name."""
 

@@ -13,8 +13,7 @@ from types import MappingProxyType
 from nostall.ptx.program.declarations import LIST, Declaration, Scope, declarations
 from nostall.ptx.program.instruction import Instruction, build_instruction
 from nostall.ptx.program.resources import Resource
-from nostall.ptx.text.lexer import TokenKind
-from nostall.ptx.text.statements import Statement, StatementKind
+from nostall.ptx.text import Statement, StatementKind, TokenKind
 
 _ASYNCHRONOUS: tuple[tuple[str, Resource], ...] = (
     ("wgmma.mma_async", Resource.WGMMA),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nostall.ptx.errors import bad_ptx
-from nostall.ptx.text.lexer import Token, TokenKind
+from nostall.ptx.text import Token, TokenKind
 
 _SPACES = frozenset((".reg", ".local", ".shared", ".param", ".const", ".global", ".sreg", ".tex"))
 """State spaces: the first word of a declaration after its linkage."""

@@ -15,8 +15,7 @@ from types import MappingProxyType
 from nostall.ptx.program.declarations import KERNEL_PARAMETER, Scope
 from nostall.ptx.program.opcodes import UNKNOWN, Rule, effect_of, find_rule
 from nostall.ptx.program.resources import DEVICE_FENCE, EVERYTHING, PURE, Effect, Reference
-from nostall.ptx.text.lexer import Token, TokenKind
-from nostall.ptx.text.statements import Statement
+from nostall.ptx.text import Statement, Token, TokenKind
 
 _CONSTANT = (
     "tid",

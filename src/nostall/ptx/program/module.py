@@ -21,8 +21,7 @@ from nostall.ptx.program.declarations import (
     declarations,
 )
 from nostall.ptx.program.instruction import Instruction
-from nostall.ptx.text.lexer import TokenKind
-from nostall.ptx.text.statements import Statement, StatementKind, function_name, split
+from nostall.ptx.text import Statement, StatementKind, TokenKind, function_name, split
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,14 @@ from dataclasses import dataclass, field, replace
 
 from nostall.ptx.safety.reading import pseudo_registers
 from nostall.ptx.safety.reading import pseudo_registers as state
-from nostall.ptx.safety.reading.blocks import Block, cut_blocks, jump_targets
-from nostall.ptx.safety.reading.compound import Compound
+from nostall.ptx.safety.reading.blocks import (
+    Block,
+    Compound,
+    FunctionReader,
+    cut_blocks,
+    jump_targets,
+)
 from nostall.ptx.safety.reading.declarations import Header, read_header
-from nostall.ptx.safety.reading.function import FunctionReader
 from nostall.ptx.safety.reading.instruction import FOREIGN, Instruction
 from nostall.ptx.safety.reading.lexical import ModuleItem, line_of, normalise
 from nostall.ptx.safety.reading.scope import Registers, Scope

@@ -12,8 +12,7 @@ from nostall.ptx.program.module import Function, Module
 from nostall.ptx.schedule.edits import Edit
 from nostall.ptx.schedule.hints import allowed_hints, hint_edit
 from nostall.ptx.schedule.state import PtxState
-from nostall.ptx.text.lexer import TokenKind
-from nostall.ptx.text.statements import Statement, StatementKind, function_name
+from nostall.ptx.text import Statement, StatementKind, TokenKind, function_name
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_$]*|[_$][A-Za-z0-9_$]+")
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
-from nostall import __version__
 from nostall.core import Run
 from nostall.core.files.atomic import write_text_atomically
 from nostall.core.text.plurals import pluralize
+from nostall.report import html
 from nostall.report.fusion.picture import MAX_DRAWN, draw_pass
 from nostall.report.tune.page import REPORT_FILE
 from nostall.report.units import Scale, format_bytes
@@ -62,13 +58,15 @@ def tune_command(document: Document, path: Path) -> str:
 
 def render(document: Document, command: str, measure: str = "") -> str:
     """The HTML text of the page; ``measure`` is the command to offer as the next step."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["bytes"] = format_bytes
-    environment.filters["several"] = pluralize
-    environment.filters["us"] = Scale("s", 1e-6).number
-    environment.filters["microseconds"] = lambda seconds: f"{1e6 * seconds:,.2f} µs"
-    template = environment.from_string(_read("fusion.html"))
-    return template.render(
+    return html.render(
+        "fusion.html",
+        styles=("page.css", "fusion.css"),
+        scripts=("fusion.js",),
+        filters={
+            "bytes": format_bytes,
+            "us": Scale("s", 1e-6).number,
+            "microseconds": lambda seconds: f"{1e6 * seconds:,.2f} µs",
+        },
         document=document,
         name=document.target.rpartition(":")[2],
         passes=[
@@ -80,9 +78,6 @@ def render(document: Document, command: str, measure: str = "") -> str:
         max_drawn=MAX_DRAWN,
         command=command,
         measure=measure,
-        style=Markup(_read("page.css") + _read("fusion.css")),
-        script=Markup(_read("fusion.js")),
-        version=__version__,
     )
 
 
@@ -121,7 +116,3 @@ def _facts(traced_pass: Pass) -> dict[str, Any]:
         # A kernel that occurs several times has the number of its first occurrence.
         "numbers": {kernel.name: at + 1 for at, kernel in reversed([*enumerate(kernels)])},
     }
-
-
-def _read(name: str) -> str:
-    return resources.files("nostall.report").joinpath("templates", name).read_text("utf-8")

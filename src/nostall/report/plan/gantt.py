@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
@@ -17,6 +15,7 @@ from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
 from nostall.parallel.evaluation import PlanEvaluation
 from nostall.parallel.simulate.costs import Transfer
+from nostall.report.html import render
 from nostall.report.plan.summary import (
     cards,
     exposed_allreduce,
@@ -117,13 +116,7 @@ def _page(
 
 def plan_page(**values: Any) -> str:
     """The page of a plan: its headlines, its picture, tables and sentences."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    template = environment.from_string(_template("plan.html"))
-    return template.render(style=Markup(_template("page.css")), **values)
-
-
-def _template(name: str) -> str:
-    return files("nostall.report").joinpath("templates", name).read_text(encoding="utf-8")
+    return render("plan.html", styles=("page.css",), **values)
 
 
 def gantt(evaluation: PlanEvaluation) -> str:

@@ -6,16 +6,12 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
-from nostall import __version__
 from nostall.core import Run
 from nostall.core.trial_log import TrialLog
+from nostall.report import html
 from nostall.report.tune.change_words import change_words, setting_words
 from nostall.report.tune.sample_spread import ComparisonRecord, draw_samples, load_comparison
 from nostall.report.tune.search_curve import count_drawn, draw_search_curve
@@ -69,13 +65,15 @@ def render_assembler(path: Path) -> str:
     times = _times(result, comparison)
     scale = Scale(str(result.get("unit", "s")), times[0][1] if times else start)
     assembler = result.get("assembler") or {}
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["change"] = change_words
-    environment.filters["setting"] = setting_words
-    environment.filters["thousands"] = lambda value: (
-        f"{value:,}" if isinstance(value, int) else value
-    )
-    return environment.from_string(_read_template("assembler.html")).render(
+    return html.render(
+        "assembler.html",
+        styles=("page.css",),
+        scripts=("copy.js",),
+        filters={
+            "change": change_words,
+            "setting": setting_words,
+            "thousands": lambda value: f"{value:,}" if isinstance(value, int) else value,
+        },
         kernel=str(data.settings.get("kernel", "kernel")),
         status=run.record.status,
         kind=_kind(result),
@@ -100,9 +98,6 @@ def render_assembler(path: Path) -> str:
         no_samples_reason=no_samples_reason,
         samples=draw_samples(comparison) if comparison else "",
         provenance=_provenance(data),
-        style=Markup(_read_template("page.css")),
-        script=Markup(_read_template("copy.js")),
-        version=__version__,
     )
 
 
@@ -190,7 +185,3 @@ def _provenance(data: AssemblerRun) -> list[tuple[str, str]]:
     if isinstance(model, Mapping):
         rows += [(f"device: {k}", str(v)) for k, v in model.items()]
     return rows
-
-
-def _read_template(name: str) -> str:
-    return resources.files("nostall.report").joinpath("templates", name).read_text("utf-8")

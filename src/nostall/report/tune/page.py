@@ -8,19 +8,16 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nostall import __version__
 from nostall.core import NostallError
 from nostall.core.files.atomic import write_text_atomically
+from nostall.report import html
 from nostall.report.tune.assembler_page import is_assembler_run, render_assembler
-from nostall.report.tune.episodes import count_annealing_trials, draw_returns
 from nostall.report.tune.protections import (
     Dependence,
     DependenceAnalysis,
@@ -28,9 +25,14 @@ from nostall.report.tune.protections import (
 )
 from nostall.report.tune.run_data import RunData, load_run
 from nostall.report.tune.sample_spread import draw_samples, load_comparison
-from nostall.report.tune.search_curve import count_drawn, draw_search_curve, find_improvements
-from nostall.report.tune.side_by_side import BlockDiff, compare_blocks
-from nostall.report.tune.summary import make_summary
+from nostall.report.tune.search_curve import (
+    count_annealing_trials,
+    count_drawn,
+    draw_returns,
+    draw_search_curve,
+    find_improvements,
+)
+from nostall.report.tune.summary import BlockDiff, compare_blocks, make_summary
 from nostall.sass.model import Explanation, SmModel
 from nostall.sass.program import Function
 from nostall.sass.schedule import Schedule
@@ -314,54 +316,36 @@ def render(run: RunData) -> str:
     summary = make_summary(run, blocks, comparison)
     improvements = find_improvements(run.trials)
     num_annealing = count_annealing_trials(run.trials)
-    return (
-        _environment()
-        .from_string(_read_template("page.html"))
-        .render(
-            summary=summary,
-            candidate_name=run.candidate_name,
-            notes=notes,
-            search_curve=draw_search_curve(run.trials, summary.scale, summary.kind, num_annealing),
-            drawn=count_drawn(run.trials),
-            num_episodes=len(run.episodes),
-            num_rollouts=len({e.rollout for e in run.episodes}),
-            returns=draw_returns(run.episodes, summary.kind),
-            num_failures=sum(t.failure is not None for t in run.trials),
-            improvements=improvements[-MAX_IMPROVEMENTS:],
-            num_improvements=len(improvements) - 1,
-            ablation=ablation,
-            comparison=comparison,
-            no_samples_reason=no_samples_reason,
-            samples=draw_samples(comparison) if comparison else "",
-            stalls=stalls,
-            no_stalls_reason=no_stalls_reason,
-            longest_stalls=stalls.longest_stalls(instruction_texts(run.original)) if stalls else [],
-            style=Markup(_read_template("page.css")),
-            script=Markup(
-                _read_template("copy.js")
-                + _read_template("panel.js")
-                + _read_template("listing.js")
-            ),
-            data=_embed(page_data(run, blocks, stalls)),
-            version=__version__,
-        )
+    return html.render(
+        "page.html",
+        styles=("page.css",),
+        scripts=("copy.js", "panel.js", "listing.js"),
+        filters={"cycles": lambda value: f"{value:,.0f}", "change": _change},
+        summary=summary,
+        candidate_name=run.candidate_name,
+        notes=notes,
+        search_curve=draw_search_curve(run.trials, summary.scale, summary.kind, num_annealing),
+        drawn=count_drawn(run.trials),
+        num_episodes=len(run.episodes),
+        num_rollouts=len({e.rollout for e in run.episodes}),
+        returns=draw_returns(run.episodes, summary.kind),
+        num_failures=sum(t.failure is not None for t in run.trials),
+        improvements=improvements[-MAX_IMPROVEMENTS:],
+        num_improvements=len(improvements) - 1,
+        ablation=ablation,
+        comparison=comparison,
+        no_samples_reason=no_samples_reason,
+        samples=draw_samples(comparison) if comparison else "",
+        stalls=stalls,
+        no_stalls_reason=no_stalls_reason,
+        longest_stalls=stalls.longest_stalls(instruction_texts(run.original)) if stalls else [],
+        data=_embed(page_data(run, blocks, stalls)),
     )
-
-
-def _environment() -> Environment:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["cycles"] = lambda value: f"{value:,.0f}"
-    environment.filters["change"] = _change
-    return environment
 
 
 def _change(value: float) -> str:
     """A signed whole number, with a typographic minus sign."""
     return f"{value:+,.0f}".replace("-", "\u2212") if abs(value) >= 0.5 else "0"
-
-
-def _read_template(name: str) -> str:
-    return resources.files("nostall.report").joinpath("templates", name).read_text("utf-8")
 
 
 def _embed(data: dict[str, Any]) -> Markup:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from nostall.core import BadInput, BadRun, LaunchSpec, Run, Trial
 from nostall.core.run import RunRecord
-from nostall.core.validation import parse_json
+from nostall.core.validation import first_problem, parse_json
 from nostall.sass import Function, Program
 from nostall.sass.safety.structure import Mismatch, align
 from nostall.sass.schedule import Schedule
@@ -38,8 +38,6 @@ class RunData:
     candidate: Function
     candidate_name: str
     """``BEST``, ``REJECTED`` or ``BEST_SO_FAR``."""
-    candidate_file: str | None
-    """File of the candidate's cubin; None if only its schedule is recorded."""
     launch: LaunchSpec | None
     provenance: Mapping[str, Any]
     """Contents of ``provenance.json``."""
@@ -88,7 +86,6 @@ def load_run(path: Path) -> RunData:
         original=original,
         candidate=candidate,
         candidate_name=name,
-        candidate_file=file,
         launch=_load_launch(run, notes),
         provenance=_load_provenance(path, notes),
         hashes=hashes,
@@ -166,9 +163,7 @@ def _load_launch(run: Run, notes: list[str]) -> LaunchSpec | None:
     try:
         return LaunchSpec.model_validate(record)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "launch"
-        notes.append(f"the recorded launch cannot be used ({field}: {first['msg']})")
+        notes.append(f"the recorded launch cannot be used ({first_problem(error, 'launch')})")
         return None
 
 

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nostall.core.validation import first_problem
 from nostall.report.units import Scale, tick_labels, ticks
 
 # Pixels: the figure, its margins, the height of a violin's row and of an interval's row.
@@ -90,9 +91,7 @@ def load_comparison(run: HasResult) -> tuple[ComparisonRecord | None, str]:
     try:
         return ComparisonRecord.model_validate(record), ""
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        return None, f"the recorded samples cannot be used ({field}: {first['msg']})"
+        return None, f"the recorded samples cannot be used ({first_problem(error, '')})"
 
 
 def draw_samples(comparison: ComparisonRecord) -> Markup:

@@ -14,13 +14,68 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from nostall.core import BadRun
 from nostall.core.measurement import Kind
 from nostall.core.text.plurals import pluralize
-from nostall.report.tune.episodes import count_annealing_trials
+from nostall.core.validation import first_problem
 from nostall.report.tune.run_data import BEST_SO_FAR, REJECTED, RunData
 from nostall.report.tune.sample_spread import ComparisonRecord
-from nostall.report.tune.side_by_side import BlockDiff
+from nostall.report.tune.search_curve import count_annealing_trials
 from nostall.report.units import Scale
 from nostall.sass.model.agreement import RANKING_WORTH, model_caution
+from nostall.sass.model.trace import natural_loops
+from nostall.sass.program import Function
+from nostall.sass.schedule.changes import out_of_order
 from nostall.tuning.settings import UNSAFE_CUBIN_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDiff:
+    """Differences in one basic block.  Instructions are named by original index."""
+
+    number: int
+    start: int
+    """Position of the first instruction in the function."""
+    end: int
+    """Position after the last instruction."""
+    successors: tuple[int, ...]
+    """Numbers of the blocks that may follow."""
+    loops: tuple[int, ...]
+    """Numbers of the loops that contain the block."""
+    moved: tuple[int, ...]
+    """The fewest instructions whose move explains the new order."""
+    num_shifted: int
+    """Positions that hold another instruction than in the original."""
+    retimed: tuple[int, ...]
+    """Instructions with another control word."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything in the block differs."""
+        return bool(self.num_shifted or self.retimed)
+
+
+def compare_blocks(original: Function, candidate: Function) -> list[BlockDiff]:
+    """The differences of two schedules of one function; instructions stay in their block."""
+    loops = natural_loops(original.blocks)
+    controls = {i.index: i.control for i in original.instructions}
+    diffs: list[BlockDiff] = []
+    for number, block in enumerate(original.blocks):
+        old_order = [i.index for i in original.instructions[block.start : block.end]]
+        instructions = candidate.instructions[block.start : block.end]
+        position = {index: at for at, index in enumerate(old_order)}
+        order = [i.index for i in instructions]
+        diffs.append(
+            BlockDiff(
+                number=number,
+                start=block.start,
+                end=block.end,
+                successors=block.succ,
+                loops=tuple(loop.number for loop in loops if number in loop.body),
+                moved=tuple(out_of_order(order, [position[i] for i in order])),
+                num_shifted=sum(a != b for a, b in zip(old_order, order, strict=True)),
+                retimed=tuple(i.index for i in instructions if i.control != controls[i.index]),
+            )
+        )
+    return diffs
+
 
 Tone = Literal["good", "bad", "plain"]
 """Colour of the verdict."""
@@ -142,10 +197,8 @@ def _numbers(run: RunData) -> _Numbers:
     try:
         return _Numbers.model_validate({**so_far, **run.result})
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
         raise BadRun(
-            f"{run.path / 'run.json'}: result.{field}: {first['msg']}; run the tuning again"
+            f"{run.path / 'run.json'}: result.{first_problem(error, '')}; run the tuning again"
         ) from error
 
 

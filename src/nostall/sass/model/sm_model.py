@@ -17,10 +17,9 @@ from nostall.core.objective import Objective
 from nostall.sass.model import issue
 from nostall.sass.model.costs import Server, cost_table
 from nostall.sass.model.issue import Reason
-from nostall.sass.model.loops import Loop, natural_loops
 from nostall.sass.model.occupancy import Occupancy, kernel_resources, occupancy
 from nostall.sass.model.parameters import SUB_CORES, SmParameters, sm_parameters
-from nostall.sass.model.trace import Trace, trace_path, trip_counts
+from nostall.sass.model.trace import Loop, Trace, natural_loops, trace_path, trip_counts
 from nostall.sass.program.program import Function, Program
 from nostall.sass.schedule.state import Schedule
 

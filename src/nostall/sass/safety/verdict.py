@@ -5,8 +5,11 @@ A rule has the name that findings use: what must hold, and how well it is known.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 from nostall.sass.program.instruction import Instruction
@@ -193,3 +196,17 @@ class Verdict:
 def describe(instruction: Instruction) -> str:
     """Text by which a finding names another instruction: opcode and original byte offset."""
     return f"{instruction.opcode} (originally at {instruction.index * 16:#06x})"
+
+
+_SUFFIXES = (".py", ".json")
+
+
+@cache
+def rules_digest() -> str:
+    """The sha256 of all code and tables of :mod:`nostall.sass`, as a hexadecimal string."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in _SUFFIXES):
+        digest.update(f"{path.relative_to(root)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -14,7 +14,7 @@ import numpy as np
 
 from nostall.sass.program.opcodes import Pipe
 from nostall.sass.program.program import Function
-from nostall.sass.program.slots import slot_register
+from nostall.sass.program.registers import slot_register
 from nostall.sass.safety.latency import LatencyTable
 from nostall.sass.schedule.arrays import BoolArray, Int32Array
 from nostall.sass.schedule.constraints import BlockConstraints, InFlight, ScoreboardUse

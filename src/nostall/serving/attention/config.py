@@ -1,11 +1,13 @@
-"""Configurations of the meta-attention kernel: what it computes, and how it is compiled and run."""
+"""Configurations of the meta-attention kernel, and plans: a configuration and its table rules."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from nostall.core.errors import BadInput
+from nostall.serving.tables.costs import LEAST_SAVED_NS, TileSet
+from nostall.serving.tables.settings import TableSettings
 
 HEAD_DIMS = (64, 96, 128, 256)
 """Head dimensions that the kernel supports."""
@@ -135,3 +137,68 @@ class KernelConfig:
     def compiled_tiles(self) -> tuple[tuple[int, int, int, int], ...]:
         """The tiles in the kernel's numbers."""
         return tuple((t.rows, t.keys, t.stages, MASKS[t.masks]) for t in self.tiles)
+
+
+WIDE_HEAD_KERNEL = KernelConfig(
+    (TileConfig(16, 32, 3), TileConfig(32, 32, 3), TileConfig(64, 32, 3, "branch")),
+    registers=0,
+    programs_per_sm=1,
+)
+"""For heads of 256: a tile of 128 rows would need more registers than a program has."""
+
+
+def default_kernel(shape: AttentionShape) -> KernelConfig:
+    """A kernel for a shape that has not been tuned."""
+    return KernelConfig() if shape.padded_head_dim <= 128 else WIDE_HEAD_KERNEL
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Everything that decides the time of a batch, besides the batch and the GPU."""
+
+    kernel: KernelConfig = field(default_factory=KernelConfig)
+    order: str = "paired"
+    """A key of :data:`nostall.serving.tables.orders.ORDERS`; ``sorted`` for schedule ``unit``."""
+    split: int = 1 << 30
+    """Most keys of a unit."""
+    least_split: int = 512
+    """Fewest keys of a unit that is split by cost."""
+    units_per_program: int = 4
+    """Units that a program gets at least if the costs are split evenly; 0: no split by cost."""
+    least_prefix: int = 256
+    """Fewest keys of a shared prefix that is read once for its group; 0: never. Only for shapes
+    that have prefixes."""
+    least_saved_ns: int = LEAST_SAVED_NS
+    """Least modelled time of each program that a group must save; 0: any saving."""
+
+    @property
+    def tile_set(self) -> TileSet:
+        """The tile set of the kernel's heights."""
+        return TileSet(
+            tuple(tile.rows for tile in self.kernel.tiles),
+            split=self.split,
+            least_split=self.least_split,
+            units_per_program=self.units_per_program,
+            least_prefix=self.least_prefix,
+            least_saved_ns=self.least_saved_ns,
+            kv_align=max(64, *(tile.keys for tile in self.kernel.tiles)),
+        )
+
+    def programs(self, sms: int) -> int:
+        """Programs of a persistent launch."""
+        return sms * self.kernel.programs_per_sm
+
+    def launched_programs(self, sms: int, units: int) -> int:
+        """Programs of the launch for tables with so many units."""
+        return units if self.kernel.schedule == "unit" else self.programs(sms)
+
+    def table_settings(self, shape: AttentionShape, sms: int) -> TableSettings:
+        """Settings of the tables for a GPU of so many SMs."""
+        return TableSettings(
+            shape.heads,
+            shape.kv_heads,
+            self.programs(sms),
+            self.tile_set if shape.has_prefixes else replace(self.tile_set, least_prefix=0),
+            order=self.order,
+            window=shape.window,
+        )

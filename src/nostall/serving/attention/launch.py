@@ -18,7 +18,7 @@ from nostall.serving.attention.config import (
 from nostall.serving.attention.gluon_launch import launch_gluon
 from nostall.serving.attention.kernel import meta_attention
 from nostall.serving.attention.reduce import reduce_splits
-from nostall.serving.batch.trees import PackedTrees
+from nostall.serving.batch.ragged import PackedTrees
 from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.columns import (
     COUNTS,
@@ -155,7 +155,7 @@ class BatchTensors(NamedTuple):
     tree_offsets: Tensor
     """int32 (S,): first word of each sequence, -1 without a tree."""
     tree_words: Tensor
-    """int64: words of the tree masks; see :class:`nostall.serving.batch.trees.PackedTrees`."""
+    """int64: words of the tree masks; see :class:`nostall.serving.batch.ragged.PackedTrees`."""
 
     @staticmethod
     def of(

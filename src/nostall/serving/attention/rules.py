@@ -10,9 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
+from nostall.serving.attention.config import (
+    AttentionPlan,
+    AttentionShape,
+    KernelConfig,
+    TileConfig,
+    default_kernel,
+)
 from nostall.serving.attention.gluon_launch import supports_gluon
-from nostall.serving.attention.plan import AttentionPlan, default_kernel
 
 Kind = Literal["decode", "verify", "decode and verify", "prefill", "mixed"]
 

@@ -14,8 +14,7 @@ from nostall.core.measurement import Kind, Measurement
 from nostall.core.objective import Objective
 from nostall.core.space import NO_TAGS, Space, Tags
 from nostall.gpu.clock import Clock, Run
-from nostall.serving.attention.config import KernelConfig, Schedule, TileConfig
-from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.config import AttentionPlan, KernelConfig, Schedule, TileConfig
 
 SCHEDULES: tuple[tuple[Schedule, str, float], ...] = (
     ("queue", "sorted", 1.0),

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 import pydantic
 
+from nostall.core.validation import first_problem
 from nostall.serving.batch.checks import check_batch
 from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch
 from nostall.serving.errors import BadBatch
@@ -53,10 +54,9 @@ def load_batch(path: Path) -> RaggedBatch:
     try:
         file = _BatchFile.model_validate_json(path.read_bytes())
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise BadBatch(
-            f"batch file {path}: {where}: {first['msg']}; `nostall serving batch` writes an example"
+            f"batch file {path}: {first_problem(error, 'the document')}; `nostall serving batch` "
+            "writes an example"
         ) from error
     try:
         batch = _to_batch(file)

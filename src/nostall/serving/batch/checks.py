@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nostall.serving.batch.ragged import MAX_SPECULATIVE, RaggedBatch
-from nostall.serving.batch.trees import check_tree
+from nostall.serving.batch.ragged import MAX_SPECULATIVE, RaggedBatch, check_tree
 from nostall.serving.errors import BadBatch
 
 PAGE_MULTIPLE = 16

@@ -18,6 +18,7 @@ import numpy as np
 import pydantic
 from numpy.typing import NDArray
 
+from nostall.core.validation import first_problem
 from nostall.serving.errors import BadSchedule
 
 Floats = NDArray[np.float64]
@@ -152,9 +153,7 @@ def _reason(error: Exception) -> str:
     """What is wrong with a file, in one line."""
     if not isinstance(error, pydantic.ValidationError):
         return str(error)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"]) or "the document"
-    return f"{where}: {first['msg']}"
+    return first_problem(error, "the document")
 
 
 def fit_step_costs(

@@ -1,4 +1,4 @@
-"""Costs of units: a measured (or modelled) table of nanoseconds by tile and number of keys."""
+"""The tile set, and the costs of its units: nanoseconds by tile and keys, measured or modelled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pydantic
 from numpy.typing import NDArray
 
+from nostall.core.validation import first_problem
 from nostall.serving.errors import BadTables
-from nostall.serving.tables.tiles import TileSet
 
 FRACTION_BITS = 8
 """Bits behind the point of the fixed-point coefficients."""
@@ -87,11 +87,9 @@ def load_costs(path: Path, tiles: TileSet) -> CostTable:
     try:
         file = _CostFile.model_validate_json(path.read_bytes())
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise BadTables(
-            f"cost file {path}: {where}: {first['msg']}; the file has the fields heights, "
-            "start_ns, key_ns and source"
+            f"cost file {path}: {first_problem(error, 'the document')}; the file has the fields "
+            "heights, start_ns, key_ns and source"
         ) from error
     if file.heights != tiles.heights:
         raise BadTables(
@@ -99,3 +97,91 @@ def load_costs(path: Path, tiles: TileSet) -> CostTable:
             f"{tiles.heights}; measure the costs of this tile set"
         )
     return CostTable(file.start_ns, file.key_ns, "measured", file.source)
+
+
+MAX_TILES = 8
+"""Most tile heights of a set."""
+
+LEAST_SAVED_NS = 4000
+"""Default of ``TileSet.least_saved_ns``, chosen from the samples of one H200
+(benchmarks/serving/results/prefix_groups_h200.json.gz) and not confirmed by a fresh run. The rule
+rejects a group of verifies (saving 1.3 us) although grouping made it 1.35 times as fast."""
+
+MOST_SAVED_NS = 10**9
+"""Largest ``least_saved_ns``: products with it fit into 64 bits."""
+
+
+@dataclass(frozen=True)
+class TileSet:
+    """Tile heights in rows (query tokens x group), and the rule that splits keys into units."""
+
+    heights: tuple[int, ...] = (16, 64, 128)
+    """Rows of each tile, ascending; multiples of 16."""
+    up_to: tuple[int, ...] = ()
+    """Rows of a sequence (query length x group) up to which each tile is taken; the last tile takes
+    all others. Empty: each tile takes the sequences that fit into one of it."""
+    split: int = 1 << 30
+    """Most keys of a unit; a multiple of ``kv_align``."""
+    least_split: int = 512
+    """Fewest keys for which a tile is split further by cost; a multiple of ``kv_align``."""
+    units_per_program: int = 0
+    """Units that a program gets at least if the costs are split evenly: a tile that costs more than
+    the total / (programs * units_per_program) is split. 0: only ``split`` decides."""
+    kv_align: int = 64
+    """Units begin at multiples of this many keys behind the first; a multiple of 16."""
+    least_prefix: int = 0
+    """Fewest keys of a shared prefix that is read once for its group; 0: never."""
+    least_saved_ns: int = LEAST_SAVED_NS
+    """Least time of each program, by the costs of units, that reading a prefix once must save; 0:
+    any saving that exceeds the cost of the partial results."""
+
+    def __post_init__(self) -> None:
+        heights, limits = self.heights, self.limits
+        if not 1 <= len(heights) <= MAX_TILES or list(heights) != sorted(set(heights)):
+            raise BadTables(
+                f"tile heights {heights}; allowed are 1 to {MAX_TILES} ascending heights"
+            )
+        if any(height < 16 or height % 16 for height in heights):
+            raise BadTables(f"tile heights {heights}; allowed are multiples of 16")
+        if len(limits) != len(heights) or list(limits) != sorted(limits) or limits[0] < 0:
+            raise BadTables(
+                f"tile limits {limits}; give one number of rows, ascending, for each of the "
+                f"{len(heights)} heights"
+            )
+        if self.kv_align < 16 or self.kv_align % 16:
+            raise BadTables(f"kv_align {self.kv_align}; allowed are multiples of 16")
+        for name in ("split", "least_split"):
+            keys = getattr(self, name)
+            if keys < self.kv_align or keys % self.kv_align:
+                raise BadTables(f"{name} {keys}; allowed are multiples of kv_align {self.kv_align}")
+        if self.least_prefix < 0:
+            raise BadTables(f"least_prefix {self.least_prefix}; allowed is 0 (never) or more")
+        if not 0 <= self.least_saved_ns <= MOST_SAVED_NS:
+            raise BadTables(f"least_saved_ns {self.least_saved_ns}; allowed are 0 to 10^9")
+        if self.units_per_program < 0:
+            raise BadTables(f"units_per_program {self.units_per_program}; allowed is 0 or more")
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """Rows of a sequence up to which each tile is taken."""
+        return self.up_to or self.heights
+
+    def tile_tokens(self, group: int) -> tuple[int, ...]:
+        """Query tokens of each tile for a group of heads; 0 if the group does not fit.
+
+        Raises :class:`BadTables` if the group fits into no tile.
+        """
+        if group > self.heights[-1]:
+            raise BadTables(
+                f"{group} query heads share a KV head, and the largest tile has "
+                f"{self.heights[-1]} rows; give a tile height of at least {group}"
+            )
+        return tuple(height // group for height in self.heights)
+
+    def tile_of(self, query_length: int, group: int) -> int:
+        """Index of the tile that a sequence takes: the first that fits, otherwise the last."""
+        rows = query_length * group
+        for tile, (height, limit) in enumerate(zip(self.heights, self.limits, strict=True)):
+            if group <= height and rows <= limit:
+                return tile
+        return len(self.heights) - 1

@@ -32,12 +32,7 @@ from nostall.serving.tables.columns import (
 from nostall.serving.tables.costs import FRACTION_BITS, MAX_COST_NS
 from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS, CutRules, cut_rules
 from nostall.serving.tables.orders import Order, find_order
-from nostall.serving.tables.prefix.forest import (
-    FOREST_COLUMNS,
-    arrange,
-    choose_nodes,
-    fold_all,
-)
+from nostall.serving.tables.prefix.forest import FOREST_COLUMNS, arrange, choose_nodes, fold_all
 from nostall.serving.tables.prefix.leaders import NO_PREFIXES, SharedPrefixes
 from nostall.serving.tables.query_tiles import (
     TILE_BEFORE,

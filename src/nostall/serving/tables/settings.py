@@ -19,8 +19,11 @@ from nostall.serving.tables.columns import (
     TASK_COLUMNS,
     UNITS,
 )
-from nostall.serving.tables.costs import CostTable, modelled_costs
-from nostall.serving.tables.tiles import TileSet
+from nostall.serving.tables.costs import (
+    CostTable,
+    TileSet,
+    modelled_costs,
+)
 
 Int32s = NDArray[np.int32]
 ORDER_NAMES = ("given", "snake", "lpt", "sorted", "paired")
@@ -164,3 +167,6 @@ def check_counts(counts: Int32s, capacity: TableCapacity) -> None:
         raise CapacityExceeded(
             f"the batch needs {', '.join(exceeded)}; allocate tables of this capacity"
         )
+
+
+Int64s = NDArray[np.int64]

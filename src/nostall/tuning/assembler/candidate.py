@@ -11,8 +11,7 @@ from nostall.ptx.assemble.builder import Build, Builder, BuildStatus
 from nostall.ptx.assemble.ptxas import Resources
 from nostall.ptx.schedule.state import PtxState
 from nostall.sass import validate
-from nostall.sass.binary.code_hash import code_sha256
-from nostall.sass.binary.kernel_name import rename_kernel
+from nostall.sass.binary.code_hash import code_sha256, rename_kernel
 from nostall.sass.safety.dependent_launch import check_wait
 from nostall.sass.schedule.dependent_wait import sink_wait
 from nostall.search.evolution.operators import GIVEN, Proposal, realize

@@ -37,8 +37,8 @@ from nostall.gpu.device import Kernel, MeasurementPlan, Outcome, Timing
 from nostall.gpu.evaluator.checking import CHECK_START, SEARCH_START
 from nostall.gpu.timing import launches_per_sample, round_orders
 from nostall.serving.attention.launch import PagedCache
-from nostall.serving.attention.winners.gpu_batch import GpuBatch, PlanLaunch, exact_token
-from nostall.serving.batch.odd_batches import odd_batch, unowned_slots
+from nostall.serving.attention.winners.on_gpu import GpuBatch, PlanLaunch, exact_token
+from nostall.serving.batch.examples import odd_batch, unowned_slots
 from nostall.tuning.attention.sources import AttentionStep, attention_functions
 
 _GUARD_ROWS, _GUARD = 64, 7.0

@@ -17,13 +17,11 @@ import torch
 
 from nostall.core.errors import BadInput
 from nostall.core.launch import LaunchSpec
-from nostall.serving.attention.config import AttentionShape
-from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.winners.gpu_batch import GpuBatch
+from nostall.serving.attention.config import AttentionPlan, AttentionShape
+from nostall.serving.attention.winners.on_gpu import GpuBatch
 from nostall.serving.batch.ragged import RaggedBatch
 from nostall.tuning.sources.source import Source, compute_capability
-from nostall.tuning.sources.triton_source import import_triton
-from nostall.tuning.sources.triton_target import pretend_device
+from nostall.tuning.sources.triton_source import import_triton, pretend_device
 
 
 @dataclass(frozen=True)

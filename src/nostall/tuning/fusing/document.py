@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from nostall.core.errors import BadRun
 from nostall.core.launch import StrictModel
-from nostall.core.validation import load_json
+from nostall.core.validation import first_problem, load_json
 from nostall.fusion.graph.operations import Kind
 
 FILE = "fusion.json"
@@ -233,9 +233,7 @@ def load_document(folder: Path) -> Document:
     except (OSError, UnicodeDecodeError) as error:
         raise BadRun(f"{path} cannot be read: {error}; run `nostall fuse` to create it") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise BadRun(f"{path}: {field}: {first['msg']}; run `nostall fuse` again") from error
+        raise BadRun(f"{path}: {first_problem(error)}; run `nostall fuse` again") from error
 
 
 def _identity(kernel: FusedKernel) -> object:

@@ -2,6 +2,10 @@
 
 Ctrl-C ends the current stage. The results so far are kept, and the document says that the job was
 interrupted.
+
+Measurement of generated kernels on this machine's GPU, each kernel on its own.
+
+Whether a whole function gains can only be decided by measuring the whole function.
 """
 
 from __future__ import annotations
@@ -9,17 +13,22 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import torch
 
 from nostall import __version__
 from nostall.core import Observer, Run
+from nostall.core.errors import MissingPart
 from nostall.core.validation import dump_json
 from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.evaluate import H200
 from nostall.fusion.region_plans import captured_regions
+from nostall.gpu import Kernel, LocalGpu
 from nostall.sass.binary import toolchain
 from nostall.tuning.fusing.binaries import CompiledKernel, compile_program, tune_kernel
 from nostall.tuning.fusing.document import FILE, Document, Pass, TunedBinary
@@ -30,8 +39,46 @@ from nostall.tuning.fusing.region_plans import (
     plan_regions,
 )
 from nostall.tuning.fusing.target import FusionRequest, TracedTarget
-from nostall.tuning.fusing.timing import Measure, time_kernel
 from nostall.tuning.settings import Settings
+from nostall.tuning.sources.source import Source
+
+Measure = Callable[[Source], tuple[float | None, str]]
+"""Function that measures a kernel: (seconds, GPU name), or (None, reason) if it fails."""
+
+
+def time_kernel(kernel: CompiledKernel, measure: Measure) -> tuple[CompiledKernel, str]:
+    """Measure a kernel; its record gets the measured time, or the reason of the failure.
+
+    Returns the kernel and the text of ``measure``: the GPU's name, or the reason.
+    """
+    assert kernel.source is not None
+    seconds, text = measure(kernel.source)
+    update = {"not_measured": text} if seconds is None else {"measured": seconds}
+    return replace(kernel, binary=kernel.binary.model_copy(update=update)), text
+
+
+def check_gpu() -> None:
+    """Raise :class:`MissingPart` if PyTorch sees no GPU."""
+    if not torch.cuda.is_available():
+        raise MissingPart(
+            "--measure needs a GPU, and PyTorch sees none; `nostall doctor` checks this machine; "
+            "without --measure, times are modelled"
+        )
+
+
+def measure_on_this_gpu(source: Source) -> tuple[float | None, str]:
+    """Median time of a kernel on random inputs, measured in a separate process.
+
+    The measurement compares the kernel with itself in paired launches.
+    """
+    assert source.launch is not None
+    with LocalGpu(Kernel(source.cubin, source.kernel, source.launch)) as gpu:
+        outcome = gpu.evaluate(source.cubin)
+        device = gpu.info.get("gpu", "a GPU")
+    if outcome.timing is None:
+        return None, f"{outcome.status}: {outcome.detail}"
+    return median(outcome.timing.original), device
+
 
 Progress = Callable[[float, str], None]
 """Callback with the share of the job that is done (0 to 1) and a text for the current stage."""

@@ -11,9 +11,9 @@ from nostall.core import LaunchSpec
 from nostall.core.errors import BadLaunch
 from nostall.sass import Function, Program
 from nostall.sass.model.costs import Column, cost_table
-from nostall.sass.model.loops import natural_loops
 from nostall.sass.model.occupancy import Resources, block_limits, kernel_resources, occupancy
 from nostall.sass.model.parameters import SmParameters, sm_parameters
+from nostall.sass.model.trace import natural_loops
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.opcodes import UNREACHED, Effect, Pipe
 

@@ -11,7 +11,7 @@ from nostall.sass import Program
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.model import SmModel
 from nostall.sass.schedule import ScheduleSpace
-from nostall.tuning.launches.check import check_launch
+from nostall.tuning.launches.template import check_launch
 from nostall.tuning.sources.source import Source, load_cubin
 from nostall.tuning.sources.triton_source import compile_triton
 

@@ -12,9 +12,13 @@ from nostall.workload.hardware.description import Hardware
 from nostall.workload.jobs.record import Architecture, Job, Resource
 from nostall.workload.jobs.table import JobTable
 from nostall.workload.model.breakdown import STEP_PARTS, StepBreakdown, model_step
-from nostall.workload.model.population import Population, WeightedDistribution
-from nostall.workload.model.projection import Projection
-from nostall.workload.model.sensitivity import RateSweep, sweep_rate
+from nostall.workload.model.population import (
+    Population,
+    Projection,
+    RateSweep,
+    WeightedDistribution,
+    sweep_rate,
+)
 
 RATE_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Factors of each rate in the sweeps."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nostall.core.errors import BadInput, BadTrace, MissingPart
-from nostall.core.files.destination import is_stream
+from nostall.core.files.atomic import is_stream
 from nostall.workload.learning.documents import (
     Document,
     canonical_operator,
@@ -28,8 +28,7 @@ from nostall.workload.traces.work_kinds import matching_rule
 
 if TYPE_CHECKING:
     from nostall.workload.learning.kernels import KernelLabeller
-    from nostall.workload.learning.labeller import KindLabeller, Label
-    from nostall.workload.learning.new_kinds import NewKinds
+    from nostall.workload.learning.labeller import KindLabeller, Label, NewKinds
 
 MAX_KERNELS = 10
 """Kernels that are labelled: those with most time."""
@@ -233,8 +232,7 @@ def learn(paths: Sequence[Path], kind: str, corpus: Path) -> tuple[int, list[str
 def characterize_kinds(paths: Sequence[Path], corpus: Path | None) -> KindsCharacterization:
     """Label traces with the kinds of a file of labelled programs, by default nostall's own."""
     require_learners()
-    from nostall.workload.learning.labeller import KindLabeller
-    from nostall.workload.learning.new_kinds import find_new_kinds
+    from nostall.workload.learning.labeller import KindLabeller, find_new_kinds
 
     labeller = _own_labeller() if corpus is None else KindLabeller(read_documents(corpus))
     documents, reasons = read_trace_documents(paths)

@@ -11,6 +11,7 @@ from nostall.core.errors import BadInput, BadJob
 from nostall.workload.characterization.what_if import WhatIf
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.jobs.steps import StepRow, StepTable
+from nostall.workload.model.breakdown import ring_allreduce_bytes
 from nostall.workload.model.slowdown import (
     BUCKET_BYTES,
     MeasuredStep,
@@ -18,7 +19,6 @@ from nostall.workload.model.slowdown import (
     fit_slowdown,
     last_bucket_share,
 )
-from nostall.workload.model.traffic import ring_allreduce_bytes
 
 MAX_FITTED = 1500
 """Steps that the model is fitted to; of more steps, every n-th one is used."""

@@ -15,24 +15,102 @@ import numpy as np
 from nostall.core.errors import BadInput, BadTrace
 from nostall.core.text.labels import file_labels, printable
 from nostall.core.text.plurals import pluralize
-from nostall.workload.characterization.rank_waiting import (
-    CollectiveSummary,
-    are_ranks_of_one_job,
-    collective_summary,
-)
 from nostall.workload.characterization.what_if import WhatIf
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.jobs.record import Resource
+from nostall.workload.model.breakdown import ring_allreduce_bytes
 from nostall.workload.model.slowdown import BUCKET_BYTES, last_bucket_share
-from nostall.workload.model.traffic import ring_allreduce_bytes
 from nostall.workload.timeline.analysis import Timeline, build_timelines
 from nostall.workload.timeline.bottlenecks import Bottleneck, find_bottlenecks
+from nostall.workload.timeline.collectives import has_collectives, match_with_remarks
 from nostall.workload.timeline.host import HostTimeline, build_host_timeline
 from nostall.workload.timeline.kernels import KernelTime, kernel_times
 from nostall.workload.traces.chakra.reader import ChakraTrace
 from nostall.workload.traces.host import HostRecording
 from nostall.workload.traces.ranks import RankRecordings
 from nostall.workload.traces.recording import Recording
+
+
+@dataclass(frozen=True)
+class RankWaiting:
+    """Time that one rank spends in the collectives of the job."""
+
+    recording: Recording
+    collective_seconds: float
+    """Measured seconds of all collectives on this rank."""
+    waiting_seconds: float
+    """Seconds of these that the rank waits for the last rank."""
+    name: str
+    """The label of its trace."""
+
+
+@dataclass(frozen=True)
+class CollectiveSummary:
+    """The collectives that all ranks of a job run together, measured."""
+
+    collectives: int
+    """Number of collectives."""
+    message_bytes: float
+    """Bytes that one rank contributes to all of them."""
+    transfer_seconds: float
+    """Seconds of all collectives without waiting."""
+    ranks: tuple[RankWaiting, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": "measured",
+            "collectives": self.collectives,
+            "message_bytes": self.message_bytes,
+            "transfer_seconds": self.transfer_seconds,
+            "ranks": [
+                {
+                    "file": str(rank.recording.path),
+                    "rank": rank.recording.rank,
+                    "collective_seconds": rank.collective_seconds,
+                    "waiting_seconds": rank.waiting_seconds,
+                }
+                for rank in self.ranks
+            ],
+        }
+
+
+def are_ranks_of_one_job(recordings: Sequence[Recording]) -> bool:
+    """Whether the traces can be of different ranks of one job, and run collectives.
+
+    Traces without ranks can be; only their collectives tell.
+    """
+    ranks = {recording.rank for recording in recordings}
+    return (
+        len(recordings) > 1
+        and (ranks == {None} or (None not in ranks and len(ranks) == len(recordings)))
+        and len({recording.world_size for recording in recordings}) == 1
+        and any(has_collectives(recording) for recording in recordings)
+    )
+
+
+def collective_summary(
+    recordings: Sequence[Recording], labels: Mapping[Path, str]
+) -> tuple[CollectiveSummary | None, list[str]]:
+    """The summary (None if no collective has two traces), and what it does not count."""
+    collectives, remarks = match_with_remarks(recordings)
+    if not collectives:
+        return None, remarks
+    seconds, waits = [0.0] * len(recordings), [0.0] * len(recordings)
+    for collective in collectives:
+        rows = zip(collective.ranks, collective.seconds, collective.waits, strict=True)
+        for rank, spent, waited in rows:
+            seconds[rank] += spent
+            waits[rank] += waited
+    summary = CollectiveSummary(
+        collectives=len(collectives),
+        message_bytes=sum(c.message_bytes for c in collectives),
+        transfer_seconds=sum(c.transfer for c in collectives),
+        ranks=tuple(
+            RankWaiting(recording, spent, waited, labels[recording.path])
+            for recording, spent, waited in zip(recordings, seconds, waits, strict=True)
+        ),
+    )
+    return summary, remarks
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nostall.core.errors import BadInput
 from nostall.workload.hardware.description import MAX_RATE, MIN_RATE, Hardware
-from nostall.workload.hardware.quantity import parse_quantity
+from nostall.workload.hardware.file import parse_quantity
 from nostall.workload.jobs.record import Architecture, Resource
 
 _FACTOR = re.compile(r"[x×]\s*([0-9]*\.?[0-9]+)")

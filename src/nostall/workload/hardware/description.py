@@ -1,4 +1,16 @@
-"""Description of one server type: peak rates, memory size and efficiencies, with their sources."""
+"""Description of one server type: peak rates, memory size and efficiencies, with their sources.
+
+Time model of an operator: a fixed cost per call, plus its FLOP and its bytes at fitted rates.
+
+A flat share of a peak rate fits neither a small kernel nor a batch norm that reads its input twice.
+Three numbers per kind of operator are fitted to measured calls:
+
+    seconds = calls x overhead + compute x FLOP / peak FLOP/s + memory x bytes / peak bytes/s
+
+The efficiency therefore rises with the size.  The model is a sum, not the maximum of a roofline:
+what-if questions need a time that is linear in both inverse rates, and near the ridge point compute
+and memory access do not overlap completely.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +18,84 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from nostall.core.errors import BadHardware
-from nostall.workload.hardware.efficiency import Efficiency, EfficiencyCurve, flat_efficiency
-from nostall.workload.hardware.operator_time import OperatorTimeModel
-from nostall.workload.jobs.operators import Operator, OperatorKind
-from nostall.workload.jobs.record import Resource
+from nostall.core.errors import BadHardware, BadInput
+from nostall.workload.jobs.record import Operator, OperatorKind, Resource
+
+PUBLISHED_SHARE = 0.7
+"""Efficiency on every resource that readers of arXiv:1910.05930 report (unverified)."""
+
+MIN_SHARE = 1e-9
+MAX_OVERHEAD = 1e6
+"""Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EfficiencyCurve:
+    """Time model of a resource: seconds = ``overhead`` + amount / (``share`` x peak rate).
+
+    The efficiency of an amount ``a`` is share x a / (a + overhead x share x peak): it rises with
+    the amount and is half of ``share`` at overhead x share x peak.  It is flat without overhead.
+    """
+
+    share: float
+    """Share of the peak rate that large amounts reach, :data:`MIN_SHARE` to 1."""
+    overhead: float = 0.0
+    """Seconds that any amount costs, at most :data:`MAX_OVERHEAD`."""
+
+    def __post_init__(self) -> None:
+        if not MIN_SHARE <= self.share <= 1 or not 0 <= self.overhead <= MAX_OVERHEAD:
+            raise BadInput(
+                f"an efficiency curve has share {self.share!r} and overhead {self.overhead!r} s; "
+                f"allowed are {MIN_SHARE:g} <= share <= 1 and 0 <= overhead <= {MAX_OVERHEAD:g}; "
+                "correct the efficiency"
+            )
+
+    def seconds(self, amount: float, peak: float) -> float:
+        """Modelled time of ``amount`` at ``peak`` per second; 0 for an amount of 0."""
+        return self.overhead + amount / (self.share * peak) if amount > 0 else 0.0
+
+
+Efficiency = Mapping[Resource, EfficiencyCurve]
+
+
+def flat_efficiency(share: float = PUBLISHED_SHARE) -> Efficiency:
+    """The same share of the peak for every resource and every amount."""
+    return {resource: EfficiencyCurve(share) for resource in Resource}
+
+
+MAX_FACTOR = 1e9
+"""Limit of the three numbers of a time model."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTimeModel:
+    """Fitted time model of one kind of operator.
+
+    A factor of 1 means the peak rate; a factor of 0 means that the amount does not matter.
+    """
+
+    overhead: float
+    """Seconds per call."""
+    compute: float
+    """Factor of the time of the FLOP at the peak rate."""
+    memory: float
+    """Factor of the time of the bytes at the peak rate; below 1 if caches serve some of them."""
+
+    def __post_init__(self) -> None:
+        values = (self.overhead, self.compute, self.memory)
+        if not all(0 <= v <= MAX_FACTOR for v in values) or not any(values):
+            raise BadInput(
+                f"an operator has overhead {self.overhead!r} s, compute {self.compute!r} and "
+                f"memory {self.memory!r}; allowed are numbers from 0 to {MAX_FACTOR:g}, not all 0; "
+                "correct them"
+            )
+
+    def seconds(self, operator: Operator, peak_flops: float, peak_memory: float) -> float:
+        """Modelled time of all calls of ``operator``; the peaks are in FLOP/s and bytes/s."""
+        fixed = self.overhead * operator.calls
+        work = self.compute * operator.flops / peak_flops
+        return fixed + work + self.memory * operator.bytes_moved / peak_memory
+
 
 MIN_RATE, MAX_RATE = 1.0, 1e30
 """Limits of rates and sizes that exist; with others, modelled times are not finite or 0."""

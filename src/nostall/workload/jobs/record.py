@@ -1,13 +1,46 @@
-"""The job record of arXiv:1910.05930: architecture, replicas, FLOP and bytes of one step."""
+"""The job record of arXiv:1910.05930, its operators, and the names of number formats."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from nostall.core.errors import BadJob
-from nostall.workload.jobs.operators import Operator
+
+
+class OperatorKind(StrEnum):
+    """Classes of operators that reach similar shares of a GPU's peak rates at equal sizes."""
+
+    PRODUCT = "product"
+    """Matrix products."""
+    CONVOLUTION = "convolution"
+    ATTENTION = "attention"
+    ELEMENTWISE = "elementwise"
+    NORMALISATION = "normalisation"
+    """Layer norm, batch norm, softmax: a reduction and an elementwise pass that uses its result."""
+    REDUCTION = "reduction"
+    EMBEDDING = "embedding"
+
+    @property
+    def is_compute_bound(self) -> bool:
+        """Whether its time counts as T_c of arXiv:1910.05930, not as memory access."""
+        return self in (OperatorKind.PRODUCT, OperatorKind.CONVOLUTION, OperatorKind.ATTENTION)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """All calls of one operator that have the same FLOP and bytes."""
+
+    kind: OperatorKind
+    name: str
+    """PyTorch's name, for example ``aten.mm.default``."""
+    calls: int
+    flops: float
+    """FLOP of all calls together; 0 if PyTorch's FLOP counter has no formula."""
+    bytes_moved: float
+    """Bytes that all calls together read and write."""
 
 
 class Resource(StrEnum):
@@ -90,7 +123,7 @@ class Job:
     """Bytes of the embedding rows that the batch of one replica reads."""
     weight_traffic: float | None = None
     """The paper's S_w: weight and gradient bytes that a replica moves over each medium of its
-    architecture.  None: the closed forms of :mod:`nostall.workload.model.traffic` give it."""
+    architecture.  None: the closed forms of :mod:`nostall.workload.model.breakdown` give it."""
     precision: str = "fp32"
     gpu_hours: float | None = None
     """Weight of the job in a population.  None: replicas times step time."""
@@ -134,3 +167,29 @@ def _is_count(value: float) -> bool:
 
 
 _AMOUNT = f"a number from 0 to {MAX_AMOUNT:g}"
+
+
+_SPELLINGS = {
+    "fp64": ("f64", "float64", "double", "fp64tensor"),
+    "fp32": ("f32", "float32", "float", "single"),
+    "tf32": ("tensorfloat32",),
+    "bf16": ("bfloat16", "bfloat"),
+    "fp16": ("f16", "float16", "half"),
+    "fp8": (
+        *("f8", "float8", "e4m3", "e5m2", "fp8e4m3", "fp8e5m2", "f8e4m3", "f8e5m2", "f8e4m3fn"),
+        *("fp8e4m3fn", "float8e4m3", "float8e5m2", "float8e4m3fn", "mxfp8"),
+    ),
+    "fp4": ("f4", "float4", "e2m1", "f4e2m1", "float4e2m1", "mxfp4", "nvfp4"),
+    "int8": ("i8", "s8", "char"),
+}
+_CANONICAL = {spelling: name for name, others in _SPELLINGS.items() for spelling in (name, *others)}
+_IGNORED = re.compile(r"^(?:torch|c10|jnp|np)(?:\.|::)|[\s_-]")
+
+
+def canonical_precision(name: str) -> str:
+    """The name of a precision in hardware files; an unknown one in lower case.
+
+    ``bfloat16``, ``torch.bfloat16`` and ``BF16`` are ``bf16``.
+    """
+    lower = name.strip().lower()
+    return _CANONICAL.get(_IGNORED.sub("", lower), lower)

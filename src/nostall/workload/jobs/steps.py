@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from nostall.workload.jobs.table_rows import SkippedRow, TableReader, printable, table_fields
+from nostall.workload.jobs.table import SkippedRow, TableReader, printable, table_fields
 
 MAX_NODES = 1_000_000
 _REQUIRED = ("nodes", "seconds", "gradient_bytes")

@@ -21,7 +21,7 @@ from sklearn.model_selection import GroupKFold
 
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_atomically
-from nostall.workload.learning.calibration import Floats, fit_temperature, softmax
+from nostall.workload.learning.diagnostics import Floats, fit_temperature, softmax
 
 FORMAT = "nostall kernels 1"
 TREES, FLOOR = 200, 0.5 / 200

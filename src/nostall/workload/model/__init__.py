@@ -6,6 +6,6 @@ weight traffic, efficiencies that depend on size, a bound for perfect overlap an
 populations.  All results are modelled.
 """
 
-from nostall.workload.model.projection import Projection
+from nostall.workload.model.population import Projection
 
 __all__ = ["Projection"]

@@ -1,19 +1,163 @@
-"""Modelled population of jobs: distributions of shares and speed-ups, by job and by GPU time."""
+"""Modelled what-ifs of one job (projection, sensitivity), and the population of many jobs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from nostall.core.errors import BadJob
 from nostall.workload.hardware.description import Hardware
-from nostall.workload.jobs.record import Architecture, Job
+from nostall.workload.jobs.record import Architecture, Job, Resource
 from nostall.workload.model.breakdown import STEP_PARTS, StepBreakdown, model_step
-from nostall.workload.model.projection import Projection, project_job
-from nostall.workload.model.sensitivity import sensitivities
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A job before and after porting, with its modelled steps."""
+
+    before: Job
+    after: Job
+    step_before: StepBreakdown
+    step_after: StepBreakdown
+    obstacle: str
+    """Why the ported job cannot run; empty if it can.  The speed-ups ignore the obstacle."""
+
+    @property
+    def replica_speedup(self) -> float:
+        """Step time of one replica before over after."""
+        return self.step_before.total / self.step_after.total
+
+    @property
+    def throughput_speedup(self) -> float:
+        """Throughput of all replicas after over before.
+
+        Less than :attr:`replica_speedup` if porting reduces the number of replicas.
+        """
+        return self.replica_speedup * self.after.replicas / self.before.replicas
+
+
+def project_job(job: Job, target: Architecture, hardware: Hardware) -> Projection:
+    """Port ``job`` to ``target``; a single-server target caps the replicas at its GPUs.
+
+    Raises :class:`~nostall.core.errors.BadJob` for 1w1g, which would only drop replicas.
+    """
+    if target is Architecture.SINGLE:
+        raise BadJob(
+            f"job {job.name!r} cannot be projected to 1w1g; use one of "
+            f"{', '.join(a for a in Architecture if a is not Architecture.SINGLE)}"
+        )
+    gpus = hardware.gpus_per_server
+    replicas = min(job.replicas, gpus) if target.is_single_server else job.replicas
+    after = replace(job, architecture=target, replicas=replicas)
+    return Projection(
+        before=job,
+        after=after,
+        step_before=model_step(job, hardware),
+        step_after=model_step(after, hardware),
+        obstacle=_obstacle(after, hardware),
+    )
+
+
+def _obstacle(job: Job, hardware: Hardware) -> str:
+    """The reason if the weights do not fit a GPU; activations and optimiser state are unknown."""
+    size = weight_bytes_per_gpu(job)
+    if size <= hardware.memory_size:
+        return ""
+    return (
+        f"weights need {size / 1e9:.3g} GB on each GPU, {hardware.name} has "
+        f"{hardware.memory_size / 1e9:.3g} GB"
+    )
+
+
+def weight_bytes_per_gpu(job: Job) -> float:
+    """Bytes of weights that one GPU stores under the job's architecture."""
+    match job.architecture:
+        case Architecture.MULTI_GPU | Architecture.PS_WORKER:
+            return job.dense_bytes + job.touched_bytes
+        case Architecture.PEARL:
+            return job.dense_bytes + job.embedding_bytes / job.replicas
+        case _:
+            return job.dense_bytes + job.embedding_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RateSweep:
+    """Speed-up of each job at several rates of one resource."""
+
+    resource: Resource
+    rates: tuple[float, ...]
+    speedups: tuple[tuple[float, ...], ...]
+    """``speedups[i][j]``: job ``j`` at ``rates[i]``, relative to the unchanged hardware."""
+
+    def mean_speedups(self, weights: Sequence[float] | None = None) -> list[float]:
+        """Mean over the jobs at each rate; unweighted if ``weights`` is None."""
+        weights = weights or [1.0] * len(self.speedups[0])
+        total = sum(weights)
+        return [
+            sum(s * w for s, w in zip(row, weights, strict=True)) / total for row in self.speedups
+        ]
+
+
+def sweep_rate(
+    jobs: Sequence[Job], hardware: Hardware, resource: Resource, rates: Sequence[float]
+) -> RateSweep:
+    """Model each job at each rate (FLOP/s or bytes/s) of one resource."""
+    base = [model_step(job, hardware).total for job in jobs]
+    rows = []
+    for rate in rates:
+        changed = hardware.with_rate(resource, rate)
+        rows.append(
+            tuple(b / model_step(j, changed).total for b, j in zip(base, jobs, strict=True))
+        )
+    return RateSweep(resource, tuple(rates), tuple(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Dependence of a job's step time on the rate of one resource."""
+
+    resource: Resource
+    time_share: float
+    """Share of the step that uses the resource."""
+    removable_share: float
+    """Share of the step that vanishes at an infinite rate; overheads remain."""
+
+    def speedup(self, factor: float) -> float:
+        """Amdahl's law: speed-up of the step if the rate grows by ``factor``."""
+        return 1 / (1 - self.removable_share * (1 - 1 / factor))
+
+    @property
+    def max_speedup(self) -> float:
+        """Speed-up of the step at an infinite rate."""
+        return 1 / (1 - self.removable_share) if self.removable_share < 1 else math.inf
+
+
+def sensitivities(job: Job, hardware: Hardware) -> list[Sensitivity]:
+    """Sensitivity of a job to each resource, the largest removable share first."""
+    step = model_step(job, hardware)
+    unsorted = [
+        Sensitivity(
+            resource,
+            step.resource_seconds(resource) / step.total,
+            _removable_share(job, hardware, step, resource),
+        )
+        for resource in Resource
+    ]
+    return sorted(unsorted, key=lambda s: -s.removable_share)
+
+
+def _removable_share(
+    job: Job, hardware: Hardware, step: StepBreakdown, resource: Resource
+) -> float:
+    if step.resource_seconds(resource) == 0:
+        return 0.0
+    # The step time is linear in 1/rate, so doubling the rate removes half of the removable time.
+    faster = model_step(job, hardware.scaled(resource, 2.0)).total
+    return min(1.0, max(0.0, 2 * (step.total - faster) / step.total))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nostall.core.errors import BadInput
-from nostall.workload.hardware.efficiency import EfficiencyCurve
+from nostall.workload.hardware.description import EfficiencyCurve
 
 BUCKET_BYTES = 25 * 2**20
 """Default size of a bucket of PyTorch's DistributedDataParallel."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nostall.core.errors import BadJob, MissingPart
-from nostall.workload.jobs.operators import Operator
-from nostall.workload.jobs.record import Architecture, Job
+from nostall.workload.jobs.record import Architecture, Job, Operator
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from nostall.core.errors import BadJob
-from nostall.workload.jobs.operators import Operator, OperatorKind
+from nostall.workload.jobs.record import Operator, OperatorKind
 
 _BY_NAME = (
     (OperatorKind.ATTENTION, r"attention"),

@@ -18,7 +18,7 @@ from nostall.workload.traces.event_columns import (
 )
 from nostall.workload.traces.kineto.metadata import read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, RuntimeCalls
-from nostall.workload.traces.stream.event_stream import TraceFile
+from nostall.workload.traces.stream import TraceFile
 
 
 @dataclass(frozen=True)

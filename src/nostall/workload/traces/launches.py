@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from nostall.workload.traces.stream.event_stream import TraceFile
+from nostall.workload.traces.stream import TraceFile
 
 LARGEST = 1 << 31
 """Above every size that a GPU accepts."""

@@ -23,8 +23,7 @@ from triton.runtime import driver
 from benchmarks.serving.attention import native_winners
 from nostall.core.measurement import Comparison
 from nostall.gpu import Outcome, Timing
-from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
-from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.config import AttentionPlan, AttentionShape, KernelConfig, TileConfig
 from nostall.serving.attention.rules import PLANS
 from nostall.serving.batch.examples import make_batch
 from nostall.store import Store

@@ -7,13 +7,13 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from benchmarks.serving.engine.rollouts import equal_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.attach.rollouts.generation import Event, summary
 from nostall.attach.rollouts.job import (
     compare,
-    equal_tokens,
     rate_with_prompts,
     rates,
     repeated,

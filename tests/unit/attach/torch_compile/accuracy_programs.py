@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 
 from nostall.attach.torch_compile.backend import Backend
 from nostall.attach.torch_compile.runtime.custom_op import StitchedOp
-from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.gpu.clock import RecordedClock
 
 FASTER = RecordedClock({"*": [[2.0] * 12, [1.0] * 12, [2.0] * 12]})

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch._inductor.compile_fx
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
@@ -26,7 +27,6 @@ from nostall.attach.torch_compile.measure import plan_tuning
 from nostall.attach.torch_compile.rewrite import matching
 from nostall.attach.torch_compile.rewrite.direct_call import FUNCTION_NAME
 from nostall.attach.torch_compile.runtime.custom_op import STITCHED_OP, record_calls
-from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.attach.torch_compile.small_models import (
     EAGER,
     FASTER,

@@ -20,7 +20,7 @@ PROGRAM = """
 import json, sys
 import torch
 from nostall.attach.torch_compile.backend import Backend
-from nostall.fusion.testing.triton_interpreter import prepare
+from tools.interpreters.triton_interpreter import prepare
 from nostall.gpu.clock import RecordedClock
 
 def program(x):

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from tests.unit.serving.attention.interpreted import PLAN, poisoned
 from tests.unit.serving.attention.reference import exact_attention
+from tools.interpreters.triton_interpreter import prepare
 
 from nostall.attach.vllm.grouped_tables import GroupedStepTables
 from nostall.attach.vllm.step_tables import StepDtypes, StepLimits
-from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import FP8, PagedCache, Scales
 from nostall.serving.batch.examples import make_batch

@@ -19,12 +19,11 @@ from nostall.cli import app
 from nostall.core import Run
 from nostall.core.errors import BadInput, MissingPart
 from nostall.sass import Finding, Verdict, validate
-from nostall.tuning.fusing import binaries, timing
+from nostall.tuning.fusing import binaries, job
 from nostall.tuning.fusing.document import Document, load_document
-from nostall.tuning.fusing.job import FusionSettings, run_fuse
+from nostall.tuning.fusing.job import FusionSettings, Measure, run_fuse
 from nostall.tuning.fusing.region_plans import STRATEGIES, make_pass, plan_regions
 from nostall.tuning.fusing.target import FusionRequest, trace_target
-from nostall.tuning.fusing.timing import Measure
 from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import Source
 from tests.unit.cli.printed_commands import check_printed
@@ -131,8 +130,8 @@ def test_report_command_reproduces_the_page(tuned_run: tuple[str, Path]) -> None
 
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, measure: Measure) -> None:
     """Replace the measurement on a GPU by ``measure``."""
-    monkeypatch.setattr(timing, "check_gpu", lambda: None)
-    monkeypatch.setattr(timing, "measure_on_this_gpu", measure)
+    monkeypatch.setattr(job, "check_gpu", lambda: None)
+    monkeypatch.setattr(job, "measure_on_this_gpu", measure)
 
 
 def test_measured_times_are_shown_beside_modelled_times(

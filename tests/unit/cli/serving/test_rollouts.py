@@ -16,7 +16,7 @@ from nostall.attach.rollouts.job import RolloutJob, Settings, run_job
 from nostall.attach.rollouts.model import GIB, Memory, Model, ModelConfig
 from nostall.attach.rollouts.workload import Rollout
 from nostall.cli.report import report
-from nostall.cli.serving import rollouts as command
+from nostall.cli.serving import app as command
 from nostall.cli.serving.app import app
 from nostall.core.errors import BadInput, BadRun, MissingPart, NostallError
 from tests.unit.attach.rollouts.fake_engine import FakeEngine

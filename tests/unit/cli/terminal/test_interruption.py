@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from nostall.cli.terminal.interruption import Interruption
+from nostall.cli.terminal.progress import Interruption
 from nostall.core.search import Trial
 
 TRIAL = Trial(1, 1.0, True, 1.0, "move", 0, 0.1)

@@ -15,8 +15,13 @@ from pathlib import Path
 import pytest
 
 from nostall.core.errors import BadRun
-from nostall.core.files.atomic import create_folder, write_atomically, write_text_atomically
-from nostall.core.files.destination import find_destination, is_stream
+from nostall.core.files.atomic import (
+    create_folder,
+    find_destination,
+    is_stream,
+    write_atomically,
+    write_text_atomically,
+)
 
 
 def mode(path: Path) -> int:

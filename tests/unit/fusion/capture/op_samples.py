@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tools.interpreters.reference import interpret
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
@@ -28,7 +29,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.fusion.capture import CapturedGraph, capture
 from nostall.fusion.capture.trace import decompositions
-from nostall.fusion.testing.reference import interpret
 
 UNSUPPORTED_PREFIXES = (
     *("fft", "linalg", "signal", "sparse", "special", "masked", "_refs", "ops", "jiterator"),
@@ -233,7 +233,7 @@ def _check(
 
 
 def main() -> None:
-    from nostall.fusion.testing.triton_interpreter import prepare
+    from tools.interpreters.triton_interpreter import prepare
 
     folder, each, part, parts = Path(sys.argv[1]), *map(int, sys.argv[2:5])
     has_gpu = torch.cuda.is_available()

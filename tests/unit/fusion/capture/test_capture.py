@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
 
 from benchmarks.fusion.small_models import models  # noqa: E402
+from tools.interpreters.reference import interpret  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
 from nostall.fusion import BadCapture  # noqa: E402
@@ -21,7 +22,6 @@ from nostall.fusion.capture import (  # noqa: E402
 )
 from nostall.fusion.codegen.generate import schedule_operators  # noqa: E402
 from nostall.fusion.graph.regions import find_regions  # noqa: E402
-from nostall.fusion.testing.reference import interpret  # noqa: E402
 from tests.unit.fusion.capture.tracing import traced, values_of  # noqa: E402
 
 

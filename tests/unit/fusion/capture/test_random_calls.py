@@ -10,13 +10,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
 
 
+from tools.interpreters.reference import interpret  # noqa: E402
+
 from nostall.fusion.capture import (  # noqa: E402
     capture,
     inference_graph,
 )
 from nostall.fusion.capture.randomness import SEEDS, UNIFORM, replace_random_ops  # noqa: E402
 from nostall.fusion.graph.graph import Graph  # noqa: E402
-from nostall.fusion.testing.reference import interpret  # noqa: E402
 from tests.unit.fusion.capture.test_randomness import uniform  # noqa: E402
 from tests.unit.fusion.capture.tracing import inductor_dropout, traced, values_of  # noqa: E402
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from tools.interpreters.reference import interpret
 
 from nostall.fusion import BadGraph, Builder
-from nostall.fusion.testing.reference import interpret
 
 INDUCTOR_SCALE, SCALE = np.float32(4.6566127342e-10), np.float32(2.3283062977608182e-10)
 KNOWN_ANSWER = (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from tools.interpreters.reference import interpret
 from torch import Tensor
 
 from nostall.fusion.codegen.runtime import eager
@@ -14,7 +15,6 @@ from nostall.fusion.codegen.runtime.kernel import StitchedKernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph
 from nostall.fusion.graph.dynamic_size import resized
 from nostall.fusion.graph.graph import Graph, Node
-from nostall.fusion.testing.reference import interpret
 
 GUARD_ELEMENTS = 4096
 """Poisoned elements before and after every tensor; kernels must not write them."""

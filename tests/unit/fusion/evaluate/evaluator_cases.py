@@ -23,9 +23,9 @@ from benchmarks.fusion.cost_model.compile import result_path
 from benchmarks.fusion.cost_model.evaluate import Job, measure
 from benchmarks.fusion.cost_model.sample import sample_chain
 from benchmarks.fusion.cost_model.timing import TimingSettings
+from tools.interpreters.triton_interpreter import prepare
 
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel
-from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.gpu.clock import RecordedClock
 
 ROWS, COLUMNS = 4, 640

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tools.interpreters.reference import interpret
 
 from nostall.fusion import BadGraph, Builder, Graph, Node
 from nostall.fusion.graph.operations import COMPUTE, DTYPE_BYTES, OPERATIONS
-from nostall.fusion.testing.reference import interpret
 
 
 def softmax(rows: int = 4, columns: int = 6) -> Graph:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 
 from nostall.fusion.codegen.runtime import eager
@@ -25,7 +26,6 @@ from nostall.fusion.codegen.tiling.product_config import ProductConfig
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.products.emit import emit_products
 from nostall.fusion.products.product_graph import ProductGraph
-from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.accuracy import random_inputs
 from tests.unit.fusion.codegen.interpreted.interpreting import examples_of
 

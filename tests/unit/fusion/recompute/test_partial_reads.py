@@ -17,8 +17,9 @@ from nostall.fusion.recompute.partial_reads import (
 
 pytest.importorskip("torch")
 
+from tools.interpreters.reference import interpret
+
 from nostall.fusion.codegen.generate import no_kernel_reason
-from nostall.fusion.testing.reference import interpret
 
 
 def rotated_rows(rows: int = 6, columns: int = 8) -> Graph:

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from benchmarks.fusion.chains.generated import GENERATED
 from benchmarks.fusion.chains.reported import REPORTED
 from benchmarks.fusion.chains.stitched import chain_graph
+from tools.interpreters.reference import interpret
 
 from nostall.fusion.codegen.generate import grow_partition
 from nostall.fusion.explore.default_partition import default_partition
@@ -27,7 +28,6 @@ from nostall.fusion.recompute import kernels as shared_values
 from nostall.fusion.recompute.copies import Kernels
 from nostall.fusion.recompute.kernels import default_kernels, recompute_shared_values
 from nostall.fusion.recompute.partial_reads import read_parts
-from nostall.fusion.testing.reference import interpret
 from tests.unit.fusion.codegen.accuracy import random_inputs
 from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph, operator_graphs
 

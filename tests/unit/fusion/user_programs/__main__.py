@@ -13,8 +13,8 @@ import warnings
 from pathlib import Path
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 
-from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.user_programs import calls, dtypes, indices, memory
 from tests.unit.fusion.user_programs.checks import Program
 

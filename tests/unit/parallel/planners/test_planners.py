@@ -15,10 +15,10 @@ from nostall.parallel.errors import BadPlan, BadProfile, Infeasible
 from nostall.parallel.evaluation import evaluate_plan
 from nostall.parallel.plan import Plan, Stage, Workload
 from nostall.parallel.planners import PLANNERS, Effort, make_plan
+from nostall.parallel.planners.baselines import count_mappings, mappings
 from nostall.parallel.planners.closed_form import closed_form
 from nostall.parallel.planners.cut_positions import balanced_cuts, candidate_cuts
 from nostall.parallel.planners.dapple import place
-from nostall.parallel.planners.exhaustive import count_mappings, mappings
 from nostall.parallel.planners.nostall import PlanSpace
 from nostall.parallel.planners.spp import device_order
 from nostall.parallel.profile import load_profile

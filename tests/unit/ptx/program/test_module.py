@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nostall.core.errors import BadInput
 from nostall.ptx.errors import BadPtx
 from nostall.ptx.program.module import parse
-from nostall.ptx.text.lexer import tokenize
+from nostall.ptx.text import tokenize
 from tests.unit.ptx.ptx_texts import NAMES, corpus, corpus_module, module, ptx
 
 

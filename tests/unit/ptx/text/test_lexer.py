@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.ptx.errors import BadPtx
-from nostall.ptx.text.lexer import TokenKind, code_tokens, tokenize
+from nostall.ptx.text import TokenKind, code_tokens, tokenize
 from tests.unit.ptx.ptx_texts import NAMES, corpus
 
 

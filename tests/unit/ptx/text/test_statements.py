@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nostall.ptx.errors import BadPtx
-from nostall.ptx.text.lexer import code_tokens, tokenize
-from nostall.ptx.text.statements import StatementKind, split
+from nostall.ptx.text import StatementKind, code_tokens, split, tokenize
 from tests.unit.ptx.ptx_texts import NAMES, corpus, ptx
 
 

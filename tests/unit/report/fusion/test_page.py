@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from nostall.core import Run
 from nostall.core.errors import BadRun
 from nostall.fusion.graph.operations import Kind
-from nostall.report.fusion.layout import layered_layout
 from nostall.report.fusion.page import is_fusion, write_page
-from nostall.report.fusion.picture import MAX_DRAWN, draw_pass
+from nostall.report.fusion.picture import MAX_DRAWN, draw_pass, layered_layout
 from nostall.tuning.fusing.document import (
     FILE,
     Binary,

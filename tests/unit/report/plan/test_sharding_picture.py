@@ -12,7 +12,7 @@ pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]"
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.planners.sharding import Options, ShardingPlan, plan_sharding
-from nostall.report.plan.sharding_picture import sharding_page, sharding_picture
+from nostall.report.plan.sharding import sharding_page, sharding_picture
 from tests.unit.parallel.sharding.cost.test_prices import CLUSTER, RATES, _linear
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from nostall.core import BadRun, Run, Trial
-from nostall.report.tune.episodes import (
+from nostall.report.tune.page import write_report
+from nostall.report.tune.search_curve import (
     MAX_POINTS,
     MIN_EPISODES,
     count_annealing_trials,
     draw_returns,
+    draw_search_curve,
     group_episodes,
 )
-from nostall.report.tune.page import write_report
-from nostall.report.tune.search_curve import draw_search_curve
 from nostall.report.units import Scale
 from nostall.search import make
 from nostall.search.episodes import ANNEALING_MOVE, NAME, Episode, EpisodeLog, read_episodes

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from nostall.core import BadRun, Run, Trial
-from nostall.report.plot import TOP
 from nostall.report.tune.page import load_ablation, write_report
 from nostall.report.tune.protections import analyze_dependences, register_ranges
 from nostall.report.tune.run_data import load_run
-from nostall.report.tune.search_curve import draw_search_curve, find_improvements
-from nostall.report.tune.side_by_side import compare_blocks
-from nostall.report.tune.summary import Summary, make_summary
+from nostall.report.tune.search_curve import TOP, draw_search_curve, find_improvements
+from nostall.report.tune.summary import Summary, compare_blocks, make_summary
 from nostall.report.units import Scale, ticks
 from nostall.sass.program import registers
 from nostall.sass.safety.hazards.validator import HazardValidator

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nostall.report.workload.page import (
+from nostall.report.workload import (
     ARCHITECTURE_WORDS,
     MIN_NUMBER,
     stacked_bars,

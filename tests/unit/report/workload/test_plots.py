@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nostall.report.workload.page import Line, _unbroken, cdf_corners, line_plot
+from nostall.report.workload import Line, _unbroken, cdf_corners, line_plot
 
 
 def tick_labels(svg: str) -> list[str]:

@@ -13,9 +13,8 @@ from nostall.ptx.assemble.command import plain_command
 from nostall.ptx.assemble.ptxas import run_ptxas
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.sass import Program, validate
-from nostall.sass.binary.code_hash import code_sha256
+from nostall.sass.binary.code_hash import code_sha256, rename_kernel
 from nostall.sass.binary.cubin import Cubin
-from nostall.sass.binary.kernel_name import rename_kernel
 
 EACH = pytest.mark.parametrize("assembler", find_assemblers(), ids=lambda a: a.version)
 

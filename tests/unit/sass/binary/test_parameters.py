@@ -10,8 +10,7 @@ import pytest
 
 from nostall.core.errors import BadBinary
 from nostall.sass.binary.attributes import parse_attributes
-from nostall.sass.binary.cubin import Cubin
-from nostall.sass.binary.parameters import kernel_parameters
+from nostall.sass.binary.cubin import Cubin, kernel_parameters
 
 NVCC = Path(__file__).resolve().parents[3] / "corpus" / "nvcc"
 SIGNATURE = re.compile(r"__global__\s+void\s+(?:__\w+__\([^)]*\)\s*)*(\w+)\s*\(([^)]*)\)")

@@ -7,8 +7,7 @@ from tests.unit.sass.model.model_kernels import ONE_BLOCK, function, ins, model
 
 from nostall.core.errors import BadLaunch
 from nostall.core.launch import LaunchSpec
-from nostall.sass.model.loops import natural_loops
-from nostall.sass.model.trace import iteration_weight, trace_path, trip_counts
+from nostall.sass.model.trace import iteration_weight, natural_loops, trace_path, trip_counts
 
 WORK = ins("FFMA R0, R0, R1, R2", 4)
 EXIT = ins("EXIT", 5)

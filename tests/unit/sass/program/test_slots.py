@@ -10,7 +10,7 @@ import pytest
 from nostall.sass.binary import toolchain
 from nostall.sass.binary.encoding import WORD_BYTES, Control, encode
 from nostall.sass.program.instruction import Instruction, parse_text
-from nostall.sass.program.slots import SLOTS, slot_register
+from nostall.sass.program.registers import SLOTS, slot_register
 
 REGISTERS = {24: 20, 32: 32, 64: 44}
 """Lowest bit of a field -> the register that the tests put there."""

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.sass.safety.test_latency import R, instruction
 
 from nostall.sass.program.instruction import Instruction
-from nostall.sass.program.slots import SLOTS
+from nostall.sass.program.registers import SLOTS
 from nostall.sass.safety.hazards.reuse import changed_reuse, stale_reuse
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from tools.interpreters.triton_interpreter import prepare
 
-from nostall.fusion.testing.triton_interpreter import prepare
-from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
+from nostall.serving.attention.config import AttentionPlan, AttentionShape, KernelConfig, TileConfig
 from nostall.serving.attention.launch import (
     FP8,
     AttentionBuffers,
@@ -24,10 +24,8 @@ from nostall.serving.attention.launch import (
     PagedCache,
     Scales,
 )
-from nostall.serving.attention.plan import AttentionPlan
 from nostall.serving.batch.examples import make_batch, random_tree
-from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch
-from nostall.serving.batch.trees import pack_trees
+from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch, pack_trees
 from nostall.serving.tables.columns import PREFIX_ROWS, UNITS
 from nostall.serving.tables.host import build_tables
 from tests.unit.serving.attention.reference import exact_attention

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from nostall.core.errors import BadInput
-from nostall.serving.attention.config import AttentionShape, KernelConfig
+from nostall.serving.attention.config import WIDE_HEAD_KERNEL, AttentionShape, KernelConfig
 from nostall.serving.attention.launch import FP8, PagedCache, Scales, check_tensors
-from nostall.serving.attention.plan import WIDE_HEAD_KERNEL
 from nostall.serving.attention.rules import PLANS, BatchKind, is_faster_than_fa3, plan_for
 
 SHAPE = AttentionShape(8, 2, 64)

@@ -18,15 +18,14 @@ from nostall.serving.attention.launch import (
 )
 from nostall.serving.attention.rules import GLUON
 from nostall.serving.batch.examples import make_batch
-from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch
-from nostall.serving.batch.trees import pack_trees
+from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch, pack_trees
 from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.columns import PREFIX_ROWS, UNITS
+from nostall.serving.tables.costs import TileSet
 from nostall.serving.tables.device import DeviceBuilder
 from nostall.serving.tables.host import build_tables, needed_capacity
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableSettings
-from nostall.serving.tables.tiles import TileSet
 
 SHAPE = AttentionShape(4, 2, 64)
 WINDOWED = replace(SHAPE, has_prefixes=True, window=100)

@@ -11,7 +11,7 @@ import pytest
 from nostall.core.errors import BadInput
 from nostall.core.measurement import Kind
 from nostall.gpu.clock import Run, Samples
-from nostall.serving.attention.plan import WIDE_HEAD_KERNEL, AttentionPlan
+from nostall.serving.attention.config import WIDE_HEAD_KERNEL, AttentionPlan
 from nostall.serving.attention.rules import DECODE, PLANS, VERIFY
 from nostall.serving.attention.space import PlanObjective, PlanSpace, plan_fields, plan_of
 from nostall.serving.tables.orders import ORDERS

@@ -10,8 +10,7 @@ import pytest
 
 from nostall.serving.batch.checks import check_batch
 from nostall.serving.batch.examples import make_batch
-from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch, Stage
-from nostall.serving.batch.trees import tree_mask
+from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch, Stage, tree_mask
 from nostall.serving.errors import BadBatch
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nostall.serving.batch.examples import make_batch
-from nostall.serving.batch.odd_batches import odd_batch, unowned_slots
+from nostall.serving.batch.examples import make_batch, odd_batch, unowned_slots
 from nostall.serving.batch.ragged import PrefixGroup
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.serving.batch.examples import make_batch
-from nostall.serving.batch.trees import check_tree, pack_trees, tree_mask
+from nostall.serving.batch.ragged import check_tree, pack_trees, tree_mask
 from nostall.serving.errors import BadBatch
 
 parents = st.integers(0, 64).flatmap(

@@ -6,8 +6,8 @@ import itertools
 import json
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 
-from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.gemm.config import GemmConfig
 from nostall.serving.gemm.linear import Scratch, run_triton
 

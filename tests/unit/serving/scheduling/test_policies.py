@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.serving.errors import BadSchedule
-from nostall.serving.scheduling.policies import (
+from nostall.serving.scheduling import (
     POLICIES,
     Limits,
     Queues,

@@ -11,7 +11,7 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from nostall.serving.errors import BadSchedule
-from nostall.serving.scheduling.prefix_tree import Lease, Node, PrefixTree
+from nostall.serving.scheduling import Lease, Node, PrefixTree
 
 BLOCK = 3
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nostall.serving.scheduling.policies import POLICIES, Queues
+from nostall.serving.scheduling import POLICIES, Queues
 from nostall.serving.simulate.engine import BLOCK, EngineSettings
 from nostall.serving.simulate.step_costs import StepContent, StepCosts
-from nostall.serving.traces.requests import Request
+from nostall.serving.traces import Request
 
 
 @dataclass

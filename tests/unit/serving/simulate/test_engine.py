@@ -9,11 +9,11 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from nostall.serving.errors import BadSchedule
-from nostall.serving.scheduling.policies import POLICIES, Limits
+from nostall.serving.scheduling import POLICIES, Limits
 from nostall.serving.simulate import engine as engine_module
 from nostall.serving.simulate.engine import EngineSettings, simulate
 from nostall.serving.simulate.step_costs import StepContent, StepCosts
-from nostall.serving.traces.requests import HASH_BLOCK, Request
+from nostall.serving.traces import HASH_BLOCK, Request
 from tests.unit.serving.simulate.slow_engine import run
 
 COSTS = StepCosts(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from nostall.serving.batch.ragged import PrefixGroup
-from nostall.serving.tables.costs import CostTable
+from nostall.serving.tables.costs import CostTable, TileSet
 from nostall.serving.tables.orders import ORDERS
 from nostall.serving.tables.settings import TableSettings
-from nostall.serving.tables.tiles import TileSet
 
 _BORDERS = (0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 query_lengths = st.one_of(

@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from tools.interpreters.triton_interpreter import prepare
 
-from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import CapacityExceeded
-from nostall.serving.tables.costs import CostTable
+from nostall.serving.tables.costs import CostTable, TileSet
 from nostall.serving.tables.device import DeviceBuilder, Prefixes
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
-from nostall.serving.tables.tiles import TileSet
 
 LENGTHS = (0, 0, 1, 1, 1, 15, 16, 17, 33, 129, 260)
 BEFORE = (0, 1, 15, 16, 63, 64, 255, 1024, 4097, 9000)

@@ -13,10 +13,10 @@ from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import BadTables
 from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import PREFIX_ROWS, SAVED_NS
+from nostall.serving.tables.costs import TileSet
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings
-from nostall.serving.tables.tiles import TileSet
 from tests.unit.serving.tables import batches
 
 

@@ -21,12 +21,12 @@ from nostall.serving.tables.columns import (
     SPLITS,
     UNITS,
 )
+from nostall.serving.tables.costs import TileSet
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 from nostall.serving.tables.orders import ORDERS
 from nostall.serving.tables.prefix.forest import saved_ns
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import ORDER_NAMES, TableCapacity, TableSettings, TaskTables
-from nostall.serving.tables.tiles import TileSet
 from tests.unit.serving.tables import batches
 from tests.unit.serving.tables.specification import specify
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from nostall.serving.batch.examples import make_batch
 from nostall.serving.batch.ragged import PrefixGroup, Stage
+from nostall.serving.tables.costs import TileSet
 from nostall.serving.tables.host import build_tables
 from nostall.serving.tables.settings import TableSettings
 from nostall.serving.tables.summary import summarize, token_table
-from nostall.serving.tables.tiles import TileSet
 
 
 def test_a_group_that_pays_has_a_row_and_units_of_its_own() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nostall.core.errors import BadTrace
-from nostall.serving.traces.requests import HASH_BLOCK, load_requests
+from nostall.serving.traces import HASH_BLOCK, load_requests
 
 CORPUS = Path(__file__).resolve().parents[3] / "corpus" / "serving"
 

@@ -15,9 +15,9 @@ from nostall.core.launch import LaunchSpec
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.rules import PLANS
-from nostall.serving.attention.winners import gpu_batch
-from nostall.serving.attention.winners.gpu_batch import exact_token
-from nostall.serving.batch import odd_batches
+from nostall.serving.attention.winners import on_gpu
+from nostall.serving.attention.winners.on_gpu import exact_token
+from nostall.serving.batch import examples
 from nostall.serving.batch.examples import make_batch
 from nostall.serving.batch.ragged import RaggedBatch
 from nostall.tuning.attention import evaluator
@@ -96,9 +96,9 @@ def timed(graphs: list[Any], rounds: int) -> list[list[float]]:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> StepEvaluator:
-    monkeypatch.setattr(gpu_batch, "MetaAttention", Faults)
+    monkeypatch.setattr(on_gpu, "MetaAttention", Faults)
     monkeypatch.setattr(evaluator, "interleaved", timed)
-    monkeypatch.setattr(odd_batches, "draw_lengths", lambda rng, page: ([1, 3, 0], [20, 9, 0]))
+    monkeypatch.setattr(examples, "draw_lengths", lambda rng, page: ([1, 3, 0], [20, 9, 0]))
     return new_evaluator()
 
 

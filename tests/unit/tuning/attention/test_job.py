@@ -20,10 +20,9 @@ from nostall.core.errors import BadInput, MissingPart
 from nostall.core.launch import LaunchSpec
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.sass.binary.code_hash import code_sha256
-from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
-from nostall.serving.attention.plan import AttentionPlan
-from nostall.serving.attention.winners import gpu_batch
-from nostall.serving.attention.winners.gpu_batch import GpuBatch
+from nostall.serving.attention.config import AttentionPlan, AttentionShape, KernelConfig, TileConfig
+from nostall.serving.attention.winners import on_gpu
+from nostall.serving.attention.winners.on_gpu import GpuBatch
 from nostall.serving.batch.examples import make_batch
 from nostall.store import Store
 from nostall.tuning.assembler import job as assembler_job
@@ -61,7 +60,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
         monkeypatch.setattr(function, "device_caches", caches)
     monkeypatch.setattr(driver, "_active", fake := FakeGpu())
     monkeypatch.setattr(evaluator, "odd_sample", small_sample)
-    monkeypatch.setattr(gpu_batch, "ROTATED_BYTES", 0)  # two caches
+    monkeypatch.setattr(on_gpu, "ROTATED_BYTES", 0)  # two caches
     monkeypatch.setattr(assembler_job, "_FINALISTS", 2)
     yield fake
     attention_kernels.attach_attention_kernels.cache_clear()

@@ -13,11 +13,9 @@ pytest.importorskip("triton")
 
 from nostall.attach.vllm.step_tables import StepDtypes, StepLimits, StepTables
 from nostall.core.errors import BadInput
-from nostall.serving.attention.config import AttentionShape, KernelConfig, TileConfig
-from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.config import AttentionPlan, AttentionShape, KernelConfig, TileConfig
 from nostall.serving.attention.rules import GLUON_PLANS
-from nostall.serving.batch.examples import make_batch
-from nostall.serving.batch.odd_batches import odd_batch
+from nostall.serving.batch.examples import make_batch, odd_batch
 from nostall.tuning.attention.sources import (
     AttentionStep,
     attention_functions,

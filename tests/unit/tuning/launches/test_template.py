@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from nostall.core.errors import BadInput, BadLaunch
 from nostall.core.launch import Buffer, Constant, LaunchSpec, LaunchVariant, Opaque, Scalar
 from nostall.sass.binary.cubin import Cubin
-from nostall.tuning.launches.check import check_launch
-from nostall.tuning.launches.template import template_of_cubin, template_of_triton
-from nostall.tuning.launches.toml_text import launch_toml
+from nostall.tuning.launches.recorded import launch_toml
+from nostall.tuning.launches.template import check_launch, template_of_cubin, template_of_triton
 
 ROOT = Path(__file__).resolve().parents[4]
 NVCC = ROOT / "tests" / "corpus" / "nvcc"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nostall.tuning.sources.triton_target import pretend_target
+from nostall.tuning.sources.triton_source import pretend_target
 
 
 class Config:

@@ -14,7 +14,7 @@ from nostall.workload.characterization import (
     parse_what_if,
 )
 from nostall.workload.characterization.scaling import Configuration, measured_step
-from nostall.workload.hardware.efficiency import EfficiencyCurve
+from nostall.workload.hardware.description import EfficiencyCurve
 from nostall.workload.jobs.steps import is_step_table, read_steps
 from nostall.workload.model.slowdown import SlowdownModel
 

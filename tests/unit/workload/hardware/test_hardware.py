@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.workload.fit import fit_efficiency
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.core import BadHardware, BadInput
 from nostall.workload import Resource, load_hardware, presets
-from nostall.workload.hardware.efficiency import EfficiencyCurve, fit_efficiency
-from nostall.workload.hardware.quantity import parse_quantity
+from nostall.workload.hardware.description import EfficiencyCurve
+from nostall.workload.hardware.file import parse_quantity
 
 TEXT = """
 name = "mine"

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.workload.fit import fit_operator_time
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.core import BadHardware, BadInput
 from nostall.workload import Architecture, Resource, load_hardware, model_step
-from nostall.workload.hardware.operator_time import OperatorTimeModel, fit_operator_time
-from nostall.workload.jobs.operators import Operator, OperatorKind
-from nostall.workload.model.sensitivity import sensitivities
+from nostall.workload.hardware.description import OperatorTimeModel
+from nostall.workload.jobs.record import Operator, OperatorKind
+from nostall.workload.model.population import sensitivities
 from tests.unit.workload.job_records import TEST_HARDWARE, make_job
 
 PEAKS = (1e14, 1e12)

@@ -18,8 +18,7 @@ from nostall.workload.learning.documents import (
     word,
     write_documents,
 )
-from nostall.workload.learning.labeller import KindLabeller
-from nostall.workload.learning.new_kinds import find_new_kinds
+from nostall.workload.learning.labeller import KindLabeller, find_new_kinds
 
 SHARES = {
     "cnn": {"convolution": 6, "relu": 6, "native_batch_norm": 6, "mm": 1},

@@ -9,14 +9,16 @@ import numpy as np
 
 from nostall.workload.learning.topics.categories import UNLIMITED, Limits, draw_categories
 from nostall.workload.learning.topics.classifier import ConcentrationPriors, draw_concentrations
-from nostall.workload.learning.topics.counts import (
+from nostall.workload.learning.topics.merges import split_or_merge
+from nostall.workload.learning.topics.tokens import (
+    Concentrations,
     Counts,
+    Documents,
     add_token,
+    draw_topics,
     empty_counts,
     whole_blocks,
 )
-from nostall.workload.learning.topics.merges import split_or_merge
-from nostall.workload.learning.topics.tokens import Concentrations, Documents, draw_topics
 from nostall.workload.learning.topics.topic_merges import split_or_merge_topics
 from tests.unit.workload.learning.invariance import Statistics
 

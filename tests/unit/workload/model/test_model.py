@@ -18,11 +18,10 @@ from nostall.workload import (
     model_step,
     project_job,
 )
-from nostall.workload.hardware.efficiency import flat_efficiency
-from nostall.workload.model.breakdown import STEP_PARTS
-from nostall.workload.model.roofline import roofline_point
-from nostall.workload.model.sensitivity import sensitivities, sweep_rate
-from nostall.workload.model.traffic import traffic_by_medium
+from nostall.workload.hardware.description import flat_efficiency
+from nostall.workload.model.breakdown import STEP_PARTS, traffic_by_medium
+from nostall.workload.model.population import sensitivities, sweep_rate
+from nostall.workload.timeline.kernels import roofline_point
 from tests.unit.workload.job_records import (
     LINK_AND_MEMORY_RATES,
     TEST_HARDWARE,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nostall.core import BadInput
-from nostall.workload.hardware.efficiency import EfficiencyCurve
+from nostall.workload.hardware.description import EfficiencyCurve
 from nostall.workload.model.slowdown import (
     MeasuredStep,
     SlowdownModel,

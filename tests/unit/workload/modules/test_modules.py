@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="module features need the extra nost
 
 from nostall.core import BadJob, MissingPart  # noqa: E402
 from nostall.workload import Architecture, load_hardware, model_step  # noqa: E402
-from nostall.workload.jobs.operators import OperatorKind  # noqa: E402
+from nostall.workload.jobs.record import OperatorKind  # noqa: E402
 from nostall.workload.modules import job_from_features, module_features  # noqa: E402
 from nostall.workload.modules.operator_counter import operator_kind  # noqa: E402
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from nostall.core import BadJob, BadTrace
-from nostall.core.files.pointers import check_content
+from nostall.core.files.atomic import check_content
 from nostall.workload import read_jobs
 from nostall.workload.traces.chakra.reader import read_chakra
-from nostall.workload.traces.other_formats import other_format
-from nostall.workload.traces.ranks import read_ranks
+from nostall.workload.traces.ranks import other_format, read_ranks
 from tests.unit.workload.trace_events import kernel, trace, write
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%b\nsize 1055988361\n" % (

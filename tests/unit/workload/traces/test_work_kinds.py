@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nostall.workload.traces.kernel_names import parse_kernel_name
-from nostall.workload.traces.work_kinds import WorkKind, is_host_to_device, kernel_work_kind
+from nostall.workload.traces.work_kinds import (
+    WorkKind,
+    is_host_to_device,
+    kernel_work_kind,
+    parse_kernel_name,
+)
 from tests.unit.workload.traces.kernels_by_kind import (
     COPIES_TO_THE_GPU,
     OTHER_COPIES,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from nostall.sass.program.instruction import Instruction
 from nostall.sass.program.program import Function
-from nostall.sass.program.slots import SLOTS, slot_register
+from nostall.sass.program.registers import SLOTS, slot_register
 
 
 def stale_reuse(order: Sequence[Instruction]) -> Iterator[tuple[Instruction, str]]:

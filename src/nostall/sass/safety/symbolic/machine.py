@@ -33,11 +33,13 @@ from nostall.sass.safety.symbolic.state import (
     Outcome,
     Protection,
     Provers,
+    SharedReads,
+    Term,
+    Terms,
     Unfinished,
     drained_scoreboards,
     scoreboard_bit,
 )
-from nostall.sass.safety.symbolic.terms import SharedReads, Term, Terms
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,11 @@ from nostall.sass.safety.symbolic.machine import SETTLED, SymbolicMachine
 from nostall.sass.safety.symbolic.state import (
     SOURCES,
     Outcome,
+    Terms,
     Unfinished,
     concerned_registers,
     proving_scoreboards,
 )
-from nostall.sass.safety.symbolic.terms import Terms
 from nostall.sass.safety.verdict import Finding
 
 Arrivals = dict[tuple[int, str], int]

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 
 import nostall
 from nostall.core.launch import StrictModel
-from nostall.serving.attention.config import AttentionShape
-from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.config import AttentionPlan, AttentionShape
 from nostall.serving.attention.rules import BatchKind, Kind, plan_for
 from nostall.serving.attention.space import plan_fields, plan_of
 from nostall.serving.errors import BadPlan

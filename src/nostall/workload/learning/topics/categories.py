@@ -10,18 +10,16 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from nostall.workload.learning.topics.counts import (
+from nostall.workload.learning.topics.tokens import (
+    Concentrations,
     Counts,
+    Documents,
     Floats,
     Ints,
     add_token,
     close_topic,
-    take_stick,
-)
-from nostall.workload.learning.topics.tokens import (
-    Concentrations,
-    Documents,
     place_token,
+    take_stick,
     topic_weights,
 )
 

@@ -29,16 +29,18 @@ from nostall.workload.learning.topics.categories import (
     draw_categories,
     place_documents,
 )
-from nostall.workload.learning.topics.counts import (
+from nostall.workload.learning.topics.merges import split_or_merge
+from nostall.workload.learning.topics.tokens import (
+    Concentrations,
     Counts,
+    Documents,
     Floats,
     Ints,
+    draw_topics,
     empty_counts,
     whole_blocks,
     with_slots,
 )
-from nostall.workload.learning.topics.merges import split_or_merge
-from nostall.workload.learning.topics.tokens import Concentrations, Documents, draw_topics
 from nostall.workload.learning.topics.topic_merges import split_or_merge_topics
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from numba import njit
 
 from nostall.workload.learning.topics.categories import Limits, first_free
-from nostall.workload.learning.topics.counts import Counts, Floats, Ints
-from nostall.workload.learning.topics.tokens import Concentrations, Documents
+from nostall.workload.learning.topics.tokens import Concentrations, Counts, Documents, Floats, Ints
 
 _SMALL = 1e-200
 """Products of probabilities below this are replaced by their logarithm."""

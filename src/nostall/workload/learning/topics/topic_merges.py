@@ -13,14 +13,15 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from nostall.workload.learning.topics.counts import (
+from nostall.workload.learning.topics.tokens import (
+    Concentrations,
     Counts,
+    Documents,
     Floats,
     Ints,
     close_topic,
     take_stick,
 )
-from nostall.workload.learning.topics.tokens import Concentrations, Documents
 
 
 class Sides(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from nostall.core.errors import BadTrace
-from nostall.core.files.pointers import check_content
+from nostall.core.files.atomic import check_content
 from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.work_kinds import WorkKind, is_host_to_device, kernel_work_kind
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from nostall.workload.traces.kineto.schema import DeviceProperties, DistributedInfo, Metadata
-from nostall.workload.traces.stream.salvage import repair
+from nostall.workload.traces.stream import repair
 
 DAMAGE = "the text before or after the events is not valid JSON; its readable fields are used"
 _FIELDS = ("schemaVersion", "distributedInfo", "deviceProperties")

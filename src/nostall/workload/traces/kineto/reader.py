@@ -14,7 +14,7 @@ from nostall.workload.traces.event_columns import ColumnBuilder, event_remarks, 
 from nostall.workload.traces.kineto.metadata import read_metadata
 from nostall.workload.traces.kineto.schema import Metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
-from nostall.workload.traces.stream.event_stream import TraceFile
+from nostall.workload.traces.stream import TraceFile
 
 
 class NoGpuActivity(BadTrace):

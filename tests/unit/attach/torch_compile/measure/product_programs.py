@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 
 from nostall.attach.torch_compile.measure.product_comparison import ProductComparisons
@@ -23,7 +24,6 @@ from nostall.attach.torch_compile.rewrite.products import products_of
 from nostall.attach.torch_compile.store.regions import region_key
 from nostall.core.measurement import Kind
 from nostall.fusion.capture import inference_graph
-from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.gpu.clock import Clock, Run, Samples
 from tests.unit.fusion.products.programs import AsModule, feed_forward, swiglu, tensors
 

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,7 +26,6 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, 
 from nostall.attach.torch_compile.rewrite.rewrite import insert_all
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.capture import training_graphs
-from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.attach.torch_compile.measure.product_programs import FixedTimes
 from tests.unit.fusion.products.programs import AsModule, tensors
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -27,7 +28,6 @@ from nostall.attach.torch_compile.rewrite.list_kernels import insert_list_kernel
 from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
 from nostall.fusion.lists import slots
-from nostall.fusion.testing.triton_interpreter import prepare
 
 SHAPES: list[tuple[int, ...]] = [(3,), (1,), (0, 4), (2049,), (17, 129), (1, 1), (64, 64), ()]
 Lists = list[list[Tensor]]

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
+from tools.interpreters.reference import interpret  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch._inductor import inductor_prims  # noqa: E402
 from torch.fx import GraphModule, Node  # noqa: E402
@@ -25,7 +26,6 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E40
 from nostall.attach.torch_compile.rewrite.matching import match_kernels  # noqa: E402
 from nostall.attach.torch_compile.store.kernel_store import KernelStore  # noqa: E402
 from nostall.fusion.capture import capture  # noqa: E402
-from nostall.fusion.testing.reference import interpret  # noqa: E402
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 PRIM = "prims.prepare_softmax_online.default"

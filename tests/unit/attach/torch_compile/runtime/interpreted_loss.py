@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 
 from nostall.attach.torch_compile.runtime import chunked_loss
-from nostall.fusion.testing.triton_interpreter import prepare
 
 IGNORED = -100
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -22,7 +23,6 @@ from nostall.attach.torch_compile.rewrite.kernel_selection import KernelFilter, 
 from nostall.attach.torch_compile.rewrite.list_kernels import insert_list_kernels
 from nostall.attach.torch_compile.runtime.custom_op import record_calls
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
-from nostall.fusion.testing.triton_interpreter import prepare
 
 SHAPES = [(3,), (2049,), (17, 129), (64, 64)]
 REPLAYS = 3

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,7 +21,6 @@ from nostall.attach.torch_compile.backend import Backend
 from nostall.attach.torch_compile.measure import graph_comparison
 from nostall.attach.torch_compile.rewrite import loss as rewrite
 from nostall.attach.torch_compile.runtime import chunked_loss
-from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.attach.torch_compile.selection.second_candidate_programs import (
     MAX_CALLS,
     GraphClock,

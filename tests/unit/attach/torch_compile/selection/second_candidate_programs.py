@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 from torch.nn import functional
 
 from nostall.attach.torch_compile.backend import Backend
 from nostall.attach.torch_compile.runtime.custom_op import record_calls
 from nostall.core.measurement import Kind
-from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.gpu.clock import Run, Samples
 
 MAX_CALLS = 6000

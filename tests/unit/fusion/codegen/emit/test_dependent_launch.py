@@ -18,8 +18,7 @@ from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
-from nostall.tuning.sources.triton_source import compile_triton
-from nostall.tuning.sources.triton_target import pretend_target
+from nostall.tuning.sources.triton_source import compile_triton, pretend_target
 from tests.unit.fusion.codegen import oldest_triton
 from tests.unit.fusion.codegen.sm90_code import cubin_opcodes
 from tests.unit.fusion.pattern_tables import PACKED

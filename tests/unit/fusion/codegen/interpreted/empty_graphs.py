@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 from hypothesis import given
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
-from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.graphs.random_graphs import RandomGraph, operator_graphs
 from tests.unit.fusion.codegen.interpreted.interpreting import examples_of, find_errors
 

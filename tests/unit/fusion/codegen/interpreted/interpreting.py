@@ -19,6 +19,7 @@ import torch
 from benchmarks.fusion.correctness.random_graphs import FLOATS, check_graph, draw_graphs
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as fixed_seed
+from tools.interpreters.triton_interpreter import prepare
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.emit import emit
@@ -33,7 +34,6 @@ from nostall.fusion.codegen.tiling.plan_variants import single_chunk_kernels, wi
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.graph.dynamic_size import SizeReader, primes_of
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.accuracy import (
     OutOfBoundsWrite,
     find_value_errors,

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 from torch import Tensor
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
-from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.accuracy import with_guard_bands
 from tests.unit.fusion.codegen.interpreted.interpreting import representative_plans
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tools.interpreters.reference import interpret
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.generate import schedule_operators
@@ -18,7 +19,6 @@ from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.shapes import Shape
-from nostall.fusion.testing.reference import interpret
 from tests.unit.fusion.pattern_tables import ROWS
 
 SEED = -1234567890123

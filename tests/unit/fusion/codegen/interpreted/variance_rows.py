@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+from tools.interpreters.triton_interpreter import prepare
 
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.generate import schedule_operators
@@ -19,7 +20,6 @@ from nostall.fusion.codegen.tiling.legality import illegal_reason
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
 from nostall.fusion.graph.builder import Builder
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.testing.triton_interpreter import prepare
 from tests.unit.fusion.codegen.interpreted.online_rows import (
     COLUMNS,
     PLANS,

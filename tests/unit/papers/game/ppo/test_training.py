@@ -14,9 +14,8 @@ import torch
 
 from nostall.cli.tuning import train as command
 from nostall.core import BadInput, BadRun
-from nostall.papers.game.ppo.learner import GraphPpoParameters
+from nostall.papers.game.ppo.learner import GraphPpoParameters, Progress, TrainingKernel, train
 from nostall.papers.game.ppo.policy import GraphPolicy, load_policy
-from nostall.papers.game.ppo.training import Progress, TrainingKernel, train
 from nostall.papers.game.randomness import isolated_random_state
 from nostall.tuning.sources.corpus import load_corpus
 from nostall.tuning.sources.source import Source

@@ -8,7 +8,7 @@ import torch
 
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import PagedCache
-from nostall.serving.attention.winners.gpu_batch import exact_token, sample_tokens
+from nostall.serving.attention.winners.on_gpu import exact_token, sample_tokens
 from nostall.serving.batch.examples import make_batch, random_tree
 from tests.unit.serving.attention.reference import exact_attention
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nostall.serving.attention.config import AttentionShape
-from nostall.serving.attention.winners.gpu_batch import MOST_COPIES, TOLERANCE, GpuBatch
+from nostall.serving.attention.winners.on_gpu import MOST_COPIES, TOLERANCE, GpuBatch
 from nostall.serving.batch.examples import make_batch
 from nostall.serving.errors import BadBatch
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nostall.attach.vllm.routing import StepKind, stored_plan
-from nostall.serving.attention.config import AttentionShape
-from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.config import AttentionPlan, AttentionShape
 from nostall.serving.attention.rules import PLANS
 from nostall.serving.attention.winners.plan_store import (
     PlanKey,

@@ -9,8 +9,7 @@ import pytest
 from nostall.core.measurement import Kind
 from nostall.core.search import Budget
 from nostall.gpu.clock import Run, Samples
-from nostall.serving.attention.config import AttentionShape
-from nostall.serving.attention.plan import AttentionPlan
+from nostall.serving.attention.config import AttentionPlan, AttentionShape
 from nostall.serving.attention.rules import GLUON_PLANS, PLANS
 from nostall.serving.attention.winners.on_gpu import rule_space, search_plan
 from nostall.testing.space import check_space

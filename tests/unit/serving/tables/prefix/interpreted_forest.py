@@ -12,9 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from tools.interpreters.triton_interpreter import prepare
 
-from nostall.fusion.testing.triton_interpreter import prepare
 from nostall.serving.tables.columns import PREFIX_ROWS, SAVED_NS
+from nostall.serving.tables.costs import TileSet
 from nostall.serving.tables.device import DeviceBuilder, Prefixes, Totals
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 from nostall.serving.tables.prefix.forest import (
@@ -27,7 +28,6 @@ from nostall.serving.tables.prefix.forest import (
 )
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings
-from nostall.serving.tables.tiles import TileSet
 from tests.unit.serving.tables.interpreted_tables import differing
 from tests.unit.serving.tables.prefix.page_tables import BY_HAND, PAGE, Pages, draw
 

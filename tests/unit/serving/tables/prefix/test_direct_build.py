@@ -13,11 +13,11 @@ pytest.importorskip("triton")
 
 from nostall.serving.tables import device  # noqa: E402
 from nostall.serving.tables.capacity import bounded_capacity  # noqa: E402
+from nostall.serving.tables.costs import TileSet  # noqa: E402
 from nostall.serving.tables.device import DeviceBuilder, KernelLaunch, Prefixes  # noqa: E402
 from nostall.serving.tables.prefix import direct_build  # noqa: E402
 from nostall.serving.tables.prefix.direct_build import DirectBuild  # noqa: E402
 from nostall.serving.tables.settings import TableSettings  # noqa: E402
-from nostall.serving.tables.tiles import TileSet  # noqa: E402
 
 PAGE = 16
 SETTINGS = TableSettings(8, 2, 4, TileSet(least_prefix=64), order="sorted")

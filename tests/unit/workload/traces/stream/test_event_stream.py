@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nostall.core.files.text_blocks import CHUNK
-from nostall.workload.traces.stream.event_stream import TraceFile
+from nostall.workload.traces.stream import TraceFile
 from tests.unit.workload.trace_events import kernel, trace
 
 Event = dict[str, Any]

@@ -1,4 +1,4 @@
-"""HTML page of a workload characterisation: one file with style sheet and plots inside."""
+"""HTML pages of ``nostall characterize``: one file with inline SVG that needs no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A request of a trace, and the reader that recognises a trace file's format.
+"""Request traces of serving systems: arrival times, prompt and output lengths, prefix hashes.
+
+A request of a trace, and the reader that recognises a trace file's format.
 
 - Azure's LLM inference traces (AzurePublicDataset, CC-BY), CSV: columns TIMESTAMP, ContextTokens
   and GeneratedTokens. The times of 2023 have seven digits of a second and no zone, those of 2024
@@ -24,7 +26,8 @@ from typing import Annotated
 import pydantic
 
 from nostall.core.errors import BadTrace
-from nostall.core.files.pointers import check_content
+from nostall.core.files.atomic import check_content
+from nostall.core.validation import first_problem
 
 
 @dataclass(frozen=True)
@@ -173,11 +176,9 @@ def read_mooncake(path: Path, limit: int | None = None) -> list[Request]:
             try:
                 line = _Line.model_validate_json(text)
             except pydantic.ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"]) or "the line"
                 raise BadTrace(
-                    f"trace {path}, line {number}: {where}: {first['msg']}; a line has timestamp, "
-                    "input_length, output_length and hash_ids"
+                    f"trace {path}, line {number}: {first_problem(error, 'the line')}; a line has "
+                    "timestamp, input_length, output_length and hash_ids"
                 ) from error
             requests.append(_mooncake_request(path, number, line))
     return requests

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from nostall.core.errors import BadInput
-from nostall.fusion.testing import gluon_interpreter
-from nostall.fusion.testing.reference import LIBDEVICE_FUNCTIONS
+from tools.interpreters import gluon_interpreter
+from tools.interpreters.reference import LIBDEVICE_FUNCTIONS
 
 _LIBDEVICE: dict[str, Callable[..., Any]] = {
     "fast_dividef": np.divide,

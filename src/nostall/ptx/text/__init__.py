@@ -1,1 +1,0 @@
-"""Lossless tokens and statements of a PTX file."""

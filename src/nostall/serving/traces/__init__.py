@@ -1,1 +1,0 @@
-"""Request traces of serving systems: arrival times, prompt and output lengths, prefix hashes."""
