@@ -62,8 +62,7 @@ from nostall.report.plan.sharding import (
 from nostall.report.units import Scale
 from nostall.workload.hardware.description import Hardware
 from nostall.workload.hardware.file import load_hardware
-from nostall.workload.jobs.operators import OperatorKind
-from nostall.workload.jobs.record import Resource
+from nostall.workload.jobs.record import OperatorKind, Resource
 
 
 def explore_pipelines(request: HybridRequest, seed: int, seconds: float) -> PipelineOffer:
