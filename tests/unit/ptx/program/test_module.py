@@ -33,7 +33,7 @@ def test_functions_of_a_module() -> None:
 def test_the_kernel_is_chosen_by_name() -> None:
     found = parse(ptx("").replace("\n}\n", "\n}\n.entry other() { ret; }\n"))
     assert found.kernel("other").name == "other"
-    with pytest.raises(BadInput, match="no kernel was named .* k, other \\(--kernel\\)"):
+    with pytest.raises(BadInput, match=r"no kernel was named .* k, other \(--kernel\)"):
         found.kernel()
     with pytest.raises(BadInput, match="no kernel 'x'"):
         found.kernel("x")
