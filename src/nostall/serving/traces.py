@@ -162,7 +162,7 @@ Tokens = Annotated[int, pydantic.Field(ge=0, le=1 << 24)]
 class _Line(pydantic.BaseModel):
     """One line of a trace."""
 
-    timestamp: float
+    timestamp: pydantic.FiniteFloat
     input_length: Tokens
     output_length: Tokens
     hash_ids: list[int] = []
@@ -172,7 +172,8 @@ def read_mooncake(path: Path, limit: int | None = None) -> list[Request]:
     """The first ``limit`` requests of a file. A request without generated tokens gets one."""
     requests = []
     with path.open("rb") as file:
-        for number, text in enumerate(islice(file, limit), 1):
+        lines = ((number, text) for number, text in enumerate(file, 1) if text.strip())
+        for number, text in islice(lines, limit):
             try:
                 line = _Line.model_validate_json(text)
             except pydantic.ValidationError as error:

@@ -81,6 +81,16 @@ def test_requests_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
     assert [(r.prompt, r.output) for r in requests] == [(5, 3), (7, 1)]
 
 
+def test_lines_without_a_time_are_refused_and_empty_lines_are_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    line = '{"timestamp": %s, "input_length": 600, "output_length": 5}\n'
+    file.write_text(line % 7 + "\n" + line % 9 + "\n")
+    assert [r.arrival_s for r in load_requests(file)] == [0.0, pytest.approx(2e-3)]
+    file.write_text(line % "NaN")
+    with pytest.raises(BadTrace, match="line 1: timestamp: Input should be a finite number"):
+        load_requests(file)
+
+
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
