@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -117,6 +118,7 @@ def _run(
     """Run the job, and show and write its result; exits as the program did."""
     say = (lambda line: None) if quiet else (lambda line: err.print(f"nostall: {line}"))
     folder = out_folder or resume or Path("optimized")
+    _refuse_unwritable(folder)
     earlier = read_earlier(resume, command, options.step) if resume else None
     starts: list[list[Entry]] = []
     result = run_job(
@@ -137,6 +139,24 @@ def _run(
         raise typer.Exit(INTERRUPTED)
     if result.exit_code:
         raise typer.Exit(result.exit_code)
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    """Refuse a folder of results before the program runs for minutes; creates nothing.
+
+    The first folder above that exists is tried with a file: access rights do not tell of file
+    systems that are read-only.
+    """
+    existing = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
+    )
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise BadInput(
+            f"results cannot be written to {folder}: {error.strerror or error} ({existing}); "
+            "give a folder that can be written with --out FOLDER"
+        ) from error
 
 
 def _replay(

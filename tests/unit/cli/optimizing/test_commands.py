@@ -153,6 +153,17 @@ def test_programs_without_python_or_steps_are_told(tmp_path: Path) -> None:
     assert "no step was seen" in done.out and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("out", ["/proc/results", "file/results"])
+def test_a_folder_that_cannot_be_written_is_told_before_the_program_runs(
+    tmp_path: Path, out: str
+) -> None:
+    (tmp_path / "file").touch()
+    program = (sys.executable, "-c", "open('ran', 'w')")
+    done = nostall_here("optimize", "--out", out, "--", *program, cwd=tmp_path)
+    assert done.code == 2 and "cannot be written" in done.err and "--out FOLDER" in done.err
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_trace_gives_advice() -> None:
     trace = ROOT / "tests" / "unit" / "workload" / "h200" / "gpt.json.gz"
     done = nostall_here("optimize", trace)
