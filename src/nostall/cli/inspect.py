@@ -92,12 +92,13 @@ def _room(program: Program, function: Function, source: Source) -> dict[str, Any
         measured.append(f"on sm_{program.sm} no search was measured")
     room: dict[str, Any] = {"kind": kind, "measured_gains": measured, "modelled_bound": None}
     launch, assumed = source.launch, ""
-    if launch is None:
-        launch = template_of_cubin(source.cubin, source.kernel).launch
-        assumed = (
-            f"; assumed are {launch.blocks} blocks of {launch.threads} threads, give --launch FILE"
-        )
     try:
+        if launch is None:
+            launch = template_of_cubin(source.cubin, source.kernel).launch
+            assumed = (
+                f"; assumed are {launch.blocks} blocks of {launch.threads} threads, give "
+                "--launch FILE"
+            )
         room["modelled_bound"] = modelled_bound(program, function, launch)
         room["bound"] = describe_bound(room["modelled_bound"]) + assumed
     except NostallError as error:
