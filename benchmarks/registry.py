@@ -370,10 +370,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          module="optimizing.whole_programs"),
     _row("optimizing.losses", "GPU",
          "Are losses of 200 steps with the kept changes within the band of moved originals?",
-         module="optimizing.losses"),
+         "losses_h200.json", "optimize.md", module="optimizing.losses"),
     _row("optimizing.vllm", "GPU",
          "How fast is a program around vLLM's LLM as written, and with a bundle?",
-         module="optimizing.vllm_programs"),
+         "vllm_h200.json", "optimize.md", module="optimizing.vllm_programs"),
     # Readers of files
     _row("readers.fuzz", "CPU", "Do damaged files end in a result or in a clear error?",
          "fuzz fuzz_more"),

@@ -135,6 +135,7 @@ SLICES: Mapping[str, tuple[str, ...]] = {
     "parallel.captured_steps": (),
     "parallel.peers": ("--tiny", "--models", "gpt", "--seconds", "90", "--planning-seconds", "5",
                        "--rounds", "1"),
+    "parallel.step_rates": ("--gpus", "1"),
     "parallel.automap": ("--tiny", "--models", "bert", "--seconds", "60", "--rounds", "1"),
     "sharding.gpu_plans": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),
     "sharding.gpu_hybrids": ("--tiny", "--seconds", "60", "--planning-seconds", "5"),

@@ -41,7 +41,7 @@ def test_a_ptx_file_is_assembled_with_the_options_of_its_build(
 @pytest.mark.parametrize(
     ("text", "kernel", "message"),
     [
-        (PTX, "other", "choose one of"),
+        (PTX, "other", "name one of: scale"),
         ("nothing", None, "k.ptx"),
         (PTX.replace("sqrt.approx.f32", "sqrt.wrong.f32"), None, "no installed ptxas assembles"),
     ],
