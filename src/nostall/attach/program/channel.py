@@ -48,7 +48,7 @@ class Channel:
         return order
 
     def note_seen(self, number: int, rank: int, step: int) -> None:
-        """A rank has seen an order, after ``step`` steps."""
+        """Write that ``rank`` has read order ``number`` when it had run ``step`` steps."""
         with open(f"{self._orders}.{number}.{rank}", "w") as file:
             file.write(str(step))
 

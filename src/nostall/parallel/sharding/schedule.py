@@ -14,6 +14,7 @@ follow the same schedule.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from nostall.parallel.sharding.graph import (
@@ -100,46 +101,57 @@ def _bundles(
     graph: ShardingGraph, assignment: Assignment, weights: list[Edge]
 ) -> list[tuple[Edge, ...]]:
     """What is gathered, in the order of its first consumers; small parameters together."""
-    bundles: list[list[Edge]] = []
-    open_bundles: dict[tuple[object, ...], tuple[list[Edge], int]] = {}
-    for edge in weights:
+
+    def placed(edge: Edge) -> tuple[Hashable | None, int]:
         info, target = graph.tensors[edge.tensor], input_placements(graph, assignment, edge)
         step = shared_step(graph, assignment, edge)
         size = math.prod(local_shape(info.shape, target, graph.mesh) or ()) * info.itemsize
         if step is None or step.kind != "all-gather" or size >= SMALL_BYTES:
-            bundles.append([edge])
-            continue
-        key = (step.mesh_dim, info.dtype, graph.operators[edge.consumer].is_forward)
-        bundle, filled = open_bundles.pop(key, ([], 0))
-        if not bundle:
-            bundles.append(bundle)
-        bundle.append(edge)
-        if filled + size < BUNDLE_BYTES:
-            open_bundles[key] = (bundle, filled + size)
-    return list(map(tuple, bundles))
+            return None, size
+        return (step.mesh_dim, info.dtype, graph.operators[edge.consumer].is_forward), size
+
+    return _grouped(weights, placed, BUNDLE_BYTES)
 
 
 def _buckets(
     graph: ShardingGraph, assignment: Assignment, gradients: list[Edge]
 ) -> list[tuple[Edge, ...]]:
     """Gradients in their order, with those together that share a collective."""
-    buckets: list[list[Edge]] = []
-    open_buckets: dict[tuple[object, ...], tuple[list[Edge], int]] = {}
-    for edge in gradients:
+
+    def placed(edge: Edge) -> tuple[Hashable | None, int]:
         info, source = graph.tensors[edge.tensor], output_placements(graph, assignment, edge.tensor)
         step = bucket_step(graph, assignment, edge)
         size = math.prod(local_shape(info.shape, source, graph.mesh) or ()) * info.itemsize
         if step is None or size >= BUCKET_BYTES:
-            buckets.append([edge])
+            return None, size
+        return (step.kind, step.mesh_dim, step.source, info.dtype), size
+
+    groups = _grouped(gradients, placed, BUCKET_BYTES)
+    return sorted(groups, key=lambda bucket: bucket[-1].tensor)
+
+
+def _grouped(
+    edges: list[Edge], placed: Callable[[Edge], tuple[Hashable | None, int]], most: int
+) -> list[tuple[Edge, ...]]:
+    """Groups of edges that share a collective, in the order of their first edges.
+
+    ``placed`` gives what the edges of a group have in common, None for an edge by itself, and an
+    edge's bytes.  A group takes edges until it has ``most`` bytes.
+    """
+    groups: list[list[Edge]] = []
+    unfilled: dict[Hashable, tuple[list[Edge], int]] = {}
+    for edge in edges:
+        key, size = placed(edge)
+        if key is None:
+            groups.append([edge])
             continue
-        key = (step.kind, step.mesh_dim, step.source, info.dtype)
-        bucket, filled = open_buckets.pop(key, ([], 0))
-        if not bucket:
-            buckets.append(bucket)
-        bucket.append(edge)
-        if filled + size < BUCKET_BYTES:
-            open_buckets[key] = (bucket, filled + size)
-    return sorted(map(tuple, buckets), key=lambda bucket: bucket[-1].tensor)
+        group, filled = unfilled.pop(key, ([], 0))
+        if not group:
+            groups.append(group)
+        group.append(edge)
+        if filled + size < most:
+            unfilled[key] = (group, filled + size)
+    return list(map(tuple, groups))
 
 
 def bucket_step(graph: ShardingGraph, assignment: Assignment, edge: Edge) -> Step | None:

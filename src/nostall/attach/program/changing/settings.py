@@ -96,7 +96,7 @@ class AttentionCalls:
         setattr(module, NAME, noted)
 
     def remove(self) -> None:
-        """Note no more calls."""
+        """Put PyTorch's function back: calls are no longer recorded."""
         if self._removal is not None:
             self._removal()
             self._removal = None

@@ -73,7 +73,8 @@ SUMS = frozenset({"add", "sub", "mul", "div", "neg", "reciprocal", "cast", "copy
 """Operators of a product's kernel that replace no stitched kernel: of 30 such kernels in 24 steps
 of whole models (benchmarks/torch_compile/results/user_models) 29 were slower than cuBLAS."""
 MIN_DEPTH = 64
-"""Products of a smaller depth, as those of adapters, are excepted: one was faster."""
+"""Kernels of sums are compiled for products up to this depth, as those of adapters: the one of 30
+that was faster has such a depth."""
 COPIES = frozenset({"cast", "copy"})
 """Operators in front of a product that a kernel computes again for each block of columns; with
 others all of 14 such kernels were slower, 0.21 to 0.68 times as fast."""
@@ -242,7 +243,10 @@ class ProductComparisons(Comparisons):
         return [same[0].found.kernel.graph for same in groups]
 
     def add_baselines(self, kernel_filter: KernelFilter) -> None:
-        """Note what Inductor will compile for the products after the kernels of a filter."""
+        """Add the graphs of products that Inductor is to compile, to compare their kernels with.
+
+        ``kernel_filter``: the kernels that are inserted before the products are searched.
+        """
         for same in by_bytes(self.occurrences(kernel_filter)):
             case = same[0].case
             self.baselines.setdefault(self._case_key(case), case.module)

@@ -221,7 +221,7 @@ def combine(
 
 
 _LOAD_PRAGMA = re.compile(r'\.pragma\s+"used_bytes_mask\b[^"]*"\s*;')
-"""Pragma about the next instruction."""
+"""A pragma of the load that follows it: it has to stay in front of this load."""
 
 IsEqual = Callable[[Compound, Sequence[Block]], bool]
 """Whether blocks compute what a compound statement of the original computes."""
