@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nostall.attach.torch_compile.measure.call import (
+    AccuracyError,
     Call,
     clone_with_strides,
     distinct_elements,
@@ -39,10 +40,6 @@ GRADIENT_NOISE_FACTOR = 3.0
 """Tolerance for gradients near zero, as a multiple of how much Inductor's own gradient changes when
 the inputs change by one rounding error.  Such gradients are sums that cancel, so only rounding
 error is left."""
-
-
-class AccuracyError(Exception):
-    """The candidate does not compute what the baseline computes."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 
+class AccuracyError(Exception):
+    """The candidate does not compute what the baseline computes."""
+
+
 @dataclass(frozen=True)
 class Call:
     """Arguments and modes of a call."""

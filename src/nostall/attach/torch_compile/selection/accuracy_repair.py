@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from nostall.attach.torch_compile.measure.accuracy import (
-    AccuracyError,
     GraphFunction,
     max_error,
     run_graph,
 )
-from nostall.attach.torch_compile.measure.call import Call
+from nostall.attach.torch_compile.measure.call import AccuracyError, Call
 from nostall.attach.torch_compile.measure.graph_comparison import call_state
 from nostall.attach.torch_compile.measure.kernel_accuracy import (
     Region,

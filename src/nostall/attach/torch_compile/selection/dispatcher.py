@@ -13,8 +13,8 @@ from typing import Any
 from msgspec import structs
 from torch._subclasses import FakeTensor
 
-from nostall.attach.torch_compile.measure.accuracy import AccuracyError, run_graph
-from nostall.attach.torch_compile.measure.call import Call, run_and_find_mutations
+from nostall.attach.torch_compile.measure.accuracy import run_graph
+from nostall.attach.torch_compile.measure.call import AccuracyError, Call, run_and_find_mutations
 from nostall.attach.torch_compile.measure.graph_comparison import (
     CHOSEN,
     VERDICTS,

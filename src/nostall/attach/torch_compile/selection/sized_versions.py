@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nostall.attach.torch_compile.measure.accuracy import AccuracyError
-from nostall.attach.torch_compile.measure.call import Call, run_and_find_mutations
+from nostall.attach.torch_compile.measure.call import AccuracyError, Call, run_and_find_mutations
 from nostall.attach.torch_compile.report import GraphReport
 from nostall.attach.torch_compile.rewrite.compilers import CompiledGraph
 from nostall.attach.torch_compile.store.kernel_store import KernelStore

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from nostall.attach.torch_compile.measure import accuracy, graph_comparison  # noqa: E402
-from nostall.attach.torch_compile.measure.accuracy import AccuracyError, run_graph  # noqa: E402
-from nostall.attach.torch_compile.measure.call import Call  # noqa: E402
+from nostall.attach.torch_compile.measure.accuracy import run_graph  # noqa: E402
+from nostall.attach.torch_compile.measure.call import AccuracyError, Call  # noqa: E402
 from nostall.attach.torch_compile.measure.graph_comparison import (  # noqa: E402
     GraphClocks,
     NoStitchedKernel,

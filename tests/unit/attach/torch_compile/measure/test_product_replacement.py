@@ -159,15 +159,15 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["product", "slow kernel"])
-def test_a_product_takes_its_reader_from_the_kernel_of_the_bias_gradient(
+def test_a_product_takes_its_reader_and_the_bias_gradient_from_a_stitched_kernel(
     outcomes: dict[str, Any], case: str
 ) -> None:
     found = outcomes[case]
     assert found["before"] == 0, "the stitched kernel computes the only reader"
     assert (found["replaced"], found["products"], found["kernels"]) == (1, 1, 1)
-    assert found["sums"] == 1, "the sum stays with Inductor"
-    assert "for its stitched readers: one kernel" in found["lines"][0]
-    assert found["asked"] == 2, "one measurement of all tiles, one comparison"
+    assert found["sums"] == 0 and "add, exp, sum, for its stitched readers" in found["lines"][0]
+    assert "another kernel of this product saves more" in found["lines"][1], "the one without sum"
+    assert found["asked"] == 4, "for each kernel one measurement of all tiles, one comparison"
 
 
 @pytest.mark.slow

@@ -15,11 +15,10 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from nostall.attach.torch_compile.measure.accuracy import (  # noqa: E402
-    AccuracyError,
     max_error,
     run_graph,
 )
-from nostall.attach.torch_compile.measure.call import Call  # noqa: E402
+from nostall.attach.torch_compile.measure.call import AccuracyError, Call  # noqa: E402
 from nostall.attach.torch_compile.measure.reference import (  # noqa: E402
     _without_logs,
     grouped_mm,

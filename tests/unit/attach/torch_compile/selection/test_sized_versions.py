@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from nostall.attach.torch_compile.measure.accuracy import AccuracyError  # noqa: E402
+from nostall.attach.torch_compile.measure.call import AccuracyError  # noqa: E402
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.selection import sized_versions  # noqa: E402
 from nostall.attach.torch_compile.selection.sized_versions import (  # noqa: E402
