@@ -9,7 +9,8 @@ A file of steps has one benchmark a line; empty lines and those that begin with 
 ``seconds`` is the limit of the step.  Each step writes ``FOLDER/BENCHMARK[-N].json``, or a folder
 of this name if its benchmark writes several files; N counts the lines of a benchmark from its
 second one on.  A step that ends well leaves ``.done``; the same command runs again what has none.
-A step is not started if less than its limit is left.
+A step is not started if less than its limit is left.  A benchmark that needs several GPUs gets all
+of them, when all steps on one GPU have ended.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class Step:
     result: str
     """Name of the file or folder that the benchmark writes."""
 
+    @property
+    def takes_all_gpus(self) -> bool:
+        return find(self.name).needs.startswith("2")
+
     def mark(self, folder: Path) -> Path:
         """The file that says that the step ended well; it holds the last line of its output."""
         return folder / f"{self.stem}.done"
@@ -61,6 +66,7 @@ class Lane:
     """A part of the machine on which one step runs at a time."""
 
     gpu: str
+    """Its GPU, or several with commas between them; empty for a machine without."""
     cpus: frozenset[int]
     lock: Path
     """File by which lanes of one GPU take turns when they time."""
@@ -139,26 +145,36 @@ def run_steps(
 ) -> Iterator[Outcome]:
     """Run steps in order, each on the next free lane; yields outcomes as they are known.
 
-    A caller that stops early (Ctrl-C) ends the running steps.
+    Steps that take all GPUs run last.  A caller that stops early (Ctrl-C) ends the running steps.
     """
     end = monotonic() + seconds
-    waiting: SimpleQueue[Step] = SimpleQueue()
+    on_one_gpu: SimpleQueue[Step] = SimpleQueue()
+    on_all_gpus: SimpleQueue[Step] = SimpleQueue()
     outcomes: SimpleQueue[Outcome] = SimpleQueue()
     stop = threading.Event()
     for step in steps:
         if step.mark(folder).exists():
             outcomes.put(Outcome(step, "was done before"))
         else:
-            waiting.put(step)
+            (on_all_gpus if step.takes_all_gpus else on_one_gpu).put(step)
 
-    def work(lane: Lane) -> None:
+    def work(lane: Lane, waiting: SimpleQueue[Step]) -> None:
         # The affinity of this thread alone; the processes that it starts inherit it.
         os.sched_setaffinity(0, lane.cpus)
         with contextlib.suppress(Empty):
             while not stop.is_set():
                 outcomes.put(_run_step(waiting.get_nowait(), lane, folder, end, stop))
 
-    threads = [threading.Thread(target=work, args=(lane,)) for lane in lanes]
+    threads = [threading.Thread(target=work, args=(lane, on_one_gpu)) for lane in lanes]
+
+    def work_on_all() -> None:
+        for thread in threads[:-1]:
+            thread.join()
+        gpus = ",".join(dict.fromkeys(lane.gpu for lane in lanes))
+        cpus = frozenset[int]().union(*(lane.cpus for lane in lanes))
+        work(Lane(gpus, cpus, folder / "gpus.lock"), on_all_gpus)
+
+    threads.append(threading.Thread(target=work_on_all))
     for thread in threads:
         thread.start()
     try:

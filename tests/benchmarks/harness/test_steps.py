@@ -170,3 +170,15 @@ def test_committed_steps_are_commands(file: Path) -> None:
         parser = make_parser(benchmark)
         benchmark.load().add_options(parser)
         parser.parse_args([*step.options, "--out", step.result])
+
+
+def test_steps_on_all_gpus_run_behind_those_on_one(folder: Path, tmp_path: Path) -> None:
+    lines = "9 parallel.peers\n9 fusion.list_plans\n9 parallel.automap\n9 fusion.opinfo\n"
+    steps = read_steps(written(tmp_path, lines))
+    outcomes = [*run_steps(steps, make_lanes(["4", "5"], 2, folder), folder, 100.0)]
+    assert [outcome.text for outcome in outcomes] == ["measured 2 things"] * 4
+    on_one, on_all = outcomes[:2], outcomes[2:]
+    assert {outcome.step.name for outcome in on_one} == {"fusion.list_plans", "fusion.opinfo"}
+    assert [(o.step.name, o.gpu) for o in on_all] == [
+        ("parallel.peers", "4,5"), ("parallel.automap", "4,5"),
+    ]  # fmt: skip
