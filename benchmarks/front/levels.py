@@ -22,6 +22,7 @@ from benchmarks.optimizing.page import FILE as PROGRAMS
 from benchmarks.optimizing.page import in_turns, ratios_over
 from benchmarks.optimizing.whole_programs import AS_WRITTEN, BEST
 from benchmarks.ptx.page import all_rows
+from benchmarks.ptx.page_sections import COMPARISON, DEFAULT
 from benchmarks.sass.pages.suite_section import deployed as deployed_schedules
 from benchmarks.serving.page import linear_ratios
 from benchmarks.serving.pages.attention import batch_times
@@ -38,8 +39,8 @@ def headlines() -> tuple[Headline, ...]:
     """All headlines, in the order of README's table and picture."""
     return (
         *whole_programs(), unseen_chains(), unseen_kinds(), user_models(), developed_models(),
-        searched_ptx(), native_schedules(), linear_layers(), *attention(), shared_prompts(),
-        engine(), shardings(), captured_plans(),
+        users_kernels(), searched_ptx(), native_schedules(), linear_layers(), *attention(),
+        shared_prompts(), engine(), shardings(), captured_plans(),
     )  # fmt: skip
 
 
@@ -160,6 +161,22 @@ def by_kernel(rows: Sequence[Row]) -> dict[str, float]:
         fastest = min(searches.values(), key=lambda found: min(r["original_us"] for r in found))
         chosen[name] = geometric_mean(row["deployed"] for row in fastest)
     return chosen
+
+
+def users_kernels() -> Headline:
+    """Kernels of users that nothing was developed with, beside all their configurations."""
+    content = load(COMPARISON)
+    rows = [r for r in content["records"] if r["method"] == DEFAULT and r["unseen"]]
+    wgmma = geometric_mean(r["deployed"] for r in rows if r["instructions"] == "wgmma")
+    *others, _ = sorted(r["deployed"] for r in rows)
+    return Headline(
+        "users' kernels, searched PTX", "fastest configuration of the kernel's table",
+        tuple(r["deployed"] for r in rows), "unseen kernels",
+        " and ".join(sorted({r["gpu"]["gpu"].removeprefix("NVIDIA ") for r in rows})), day(content),
+        f"with wgmma: {wgmma:.3f}; without the best: {geometric_mean(others):.3f}",
+        "assembler.md", (COMPARISON,), ("ptx", "search", "tuning/assembler"), 3,
+        "users' kernels / their configurations",
+    )  # fmt: skip
 
 
 def searched_ptx() -> Headline:
