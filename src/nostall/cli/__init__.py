@@ -50,10 +50,10 @@ VersionOption = Annotated[
 def nostall(version: VersionOption = False) -> None:
     """Find where a deep-learning program waits, and remove the wait.
 
-    nostall tunes the instruction schedules of GPU kernels (SASS), fuses the operators of PyTorch
-    functions into kernels, plans pipeline-parallel training, and shows where training time goes in
-    traces and job tables. A verifier checks each changed cubin. Times are marked as modelled or
-    measured; most commands need no GPU.
+    `nostall optimize` tries changes on a whole program and keeps what is proven faster. Other
+    commands show where time goes in traces and job tables, tune kernels (PTX and SASS), fuse
+    PyTorch functions, plan training on several GPUs, and simulate serving. A verifier checks each
+    changed cubin. Times are marked as modelled or measured; most commands need no GPU.
     """
 
 
