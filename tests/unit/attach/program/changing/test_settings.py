@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from nostall.attach.program.changes import ChannelsLast, Compile  # noqa: E402
-from nostall.attach.program.changing.loader import Loaders  # noqa: E402
+from nostall.attach.program.changing.loader import Loaders, sum_of  # noqa: E402
 from nostall.attach.program.changing.settings import (  # noqa: E402
     Attention,
     AttentionCalls,
@@ -125,3 +125,9 @@ def test_results_whose_terms_cancel_have_room() -> None:
     assert _compare(outcome(1e-6), outcome(5e-5), moved, 1e-7)[0] == ""
     assert "off by" in _compare(outcome(1e-6), outcome(5e-3), moved, 1e-7)[0]
     assert "off by" in _compare(outcome(1.0), outcome(1.0 + 5e-5), [outcome(1.0)], 1e-7)[0]
+
+
+def test_sums_of_batches_end_no_program_and_are_equal_for_equal_batches() -> None:
+    assert sum_of([torch.empty(2, device="meta"), torch.ones(2)]) == 0.0
+    assert sum_of([torch.ones(2), {"b": torch.ones(3)}]) == 8.0
+    assert sum_of(torch.tensor([1.0, float("nan")])) == 1.0, "NaN differs from itself"
