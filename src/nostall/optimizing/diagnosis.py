@@ -451,7 +451,7 @@ def _loader_levels(facts: Facts) -> list[Level]:
     level = _level(
         facts, "loader workers", LOADER, f"workers={workers}" + (",pinned" if cuda else ""),
         expected="not measured", result_class="bit-equal, or other random numbers", minutes=2.0,
-        line=f"DataLoader(..., num_workers={workers}, persistent_workers=True{pinned})"
+        line=f"DataLoader(..., num_workers={workers}{pinned})"
         + ("  # and batch.to(device, non_blocking=True)" if cuda else ""),
     )  # fmt: skip
     if cuda:  # which works while the host reads

@@ -44,8 +44,8 @@ class Loaders:
             # Each worker would read all of an iterable data set.
             is_plain = not isinstance(dataset, module.IterableDataset)
             if is_plain and not given.arguments.get("num_workers"):
+                # Each epoch has its own workers: the program may change the data set between two.
                 given.arguments["num_workers"] = self.workers
-                given.arguments.setdefault("persistent_workers", True)
                 if self.pinned:
                     given.arguments.setdefault("pin_memory", True)
             init(*given.args, **given.kwargs)

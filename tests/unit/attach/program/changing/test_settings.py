@@ -92,7 +92,12 @@ def test_loaders_without_workers_get_some() -> None:
         changed, own, stream = loader(data, 4), loader(data, 4, num_workers=1), loader(Stream())
     finally:
         loader.__init__ = init
-    assert (changed.num_workers, changed.persistent_workers, changed.pin_memory) == (2, True, False)
+    assert (changed.num_workers, changed.pin_memory) == (2, False)
+    first = [batch.tolist() for (batch,) in changed]
+    data.tensors = (torch.arange(8.0) + 1,)
+    second = [batch.tolist() for (batch,) in changed]
+    assert first == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert second == [[1, 2, 3, 4], [5, 6, 7, 8]], "the program changed its data set"
     assert (own.num_workers, stream.num_workers) == (1, 0)
 
 
