@@ -17,6 +17,7 @@ from nostall.attach.program.changing.settings import (  # noqa: E402
     attention_order,
 )
 from nostall.attach.program.roots import Switch  # noqa: E402
+from nostall.attach.program.segments import Segments  # noqa: E402
 from nostall.attach.program.shadow import Call, Outcome, _compare  # noqa: E402
 
 nn = torch.nn
@@ -136,3 +137,19 @@ def test_sums_of_batches_end_no_program_and_are_equal_for_equal_batches() -> Non
     assert sum_of([torch.empty(2, device="meta"), torch.ones(2)]) == 0.0
     assert sum_of([torch.ones(2), {"b": torch.ones(3)}]) == 8.0
     assert sum_of(torch.tensor([1.0, float("nan")])) == 1.0, "NaN differs from itself"
+
+
+def test_sums_of_batches_are_no_time_of_the_loader() -> None:
+    clock = [0.0]
+
+    def slow_sum(_: Any) -> float:
+        clock[0] += 5.0
+        return 0.0
+
+    segments, module = Segments(lambda: clock[0], slow_sum), torch.utils.data.dataloader
+    segments.watch_loader(module)
+    try:
+        list(module.DataLoader(torch.utils.data.TensorDataset(torch.arange(8.0)), 4))
+    finally:
+        segments.remove()
+    assert (len(segments.batches), segments.seconds["loader"]) == (2, 0.0)
