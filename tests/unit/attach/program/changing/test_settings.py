@@ -34,6 +34,11 @@ def test_the_order_of_attention_is_set_and_taken_back() -> None:
     assert "has set this order" in Attention([], "flash").missing()
     with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
         assert change.missing() == "the program allows only MATH"
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        assert change.missing().startswith("the program allows only FLASH_ATTENTION, EFFICIENT")
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def test_another_order_of_attention_is_checked_on_copies() -> None:
