@@ -412,7 +412,7 @@ def _attention_levels(facts: Facts) -> list[Level]:
     # A bound of a change of products is not known: they are what a trace says must remain.
     level = replace(level, touches="attention", share=None, bound=None, reason="no bound is known")
     if not attention["half"]:
-        return [_unusable(level, "attention in float32, which only one back end computes")]
+        return [_unusable(level, "attention in float32, which neither flash nor cuDNN computes")]
     if attention["masked"] and value == "flash":
         return [_unusable(level, "its calls have masks, which flash attention lacks")]
     return [level]
@@ -451,7 +451,7 @@ def _loader_levels(facts: Facts) -> list[Level]:
     level = _level(
         facts, "loader workers", LOADER, f"workers={workers}" + (",pinned" if cuda else ""),
         expected="not measured", result_class="bit-equal, or other random numbers", minutes=2.0,
-        line=f"DataLoader(..., num_workers={workers}, persistent_workers=True{pinned})"
+        line=f"DataLoader(..., num_workers={workers}{pinned})"
         + ("  # and batch.to(device, non_blocking=True)" if cuda else ""),
     )  # fmt: skip
     if cuda:  # which works while the host reads

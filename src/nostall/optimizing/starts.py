@@ -64,7 +64,7 @@ class Starts:
         try:
             runs = [(self._start(""), self._start(level.change["value"])) for _ in range(STARTS)]
         except (ProgramEnded, RecordingEnds) as end:
-            return Attempt(level, "refused", f"a start with it: {end}", CLASSES[0])
+            return Attempt(level, "refused", f"a start to measure it: {end}", CLASSES[0])
         before, after = ([run[at]["arm"] for run in runs] for at in (0, 1))
         proof = prove_starts(before, after, self.seed)
         result_class, batches = _batches([run[0]["batches"] for run in runs],

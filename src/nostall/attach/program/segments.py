@@ -110,6 +110,7 @@ class Segments:
         """Time ``next`` of the iterators of ``torch.utils.data.DataLoader``."""
         iterator = module._BaseDataLoaderIter
         following = iterator.__next__
+        timed = self.timed("loader", following)
 
         @functools.wraps(following)
         def noted(loader: Any) -> Any:
@@ -117,12 +118,12 @@ class Segments:
                 "workers": loader._num_workers, "pinned": bool(loader._pin_memory),
                 "iterable": isinstance(loader._dataset, module.IterableDataset),
             }  # fmt: skip
-            batch = following(loader)
+            batch = timed(loader)
             if len(self.batches) < BATCHES:
                 self.batches.append(self._sum_of(batch))
             return batch
 
-        iterator.__next__ = self.timed("loader", noted)
+        iterator.__next__ = noted
         self._removals.append(lambda: setattr(iterator, "__next__", following))
 
     def remove(self) -> None:

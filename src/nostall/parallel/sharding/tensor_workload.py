@@ -61,8 +61,9 @@ def tensor_workload(
         )
     whole = priced_plan("one GPU", prices, replicated(graph), ADAM_STATE_FACTOR)
     layers = workload.profile.layers
+    share = samples / (workload.profile.batch or samples)  # of the samples that were measured
     forward, backward = (
-        _factor(own, alone, sum(getattr(layer, name) for layer in layers))
+        _factor(own, alone, share * sum(getattr(layer, name) for layer in layers))
         for own, alone, name in zip(
             _passes(prices, plan.assignment), _passes(prices, whole.assignment),
             ("forward_s", "backward_s"), strict=True,
@@ -96,7 +97,7 @@ def _passes(prices: Prices, assignment: Assignment) -> tuple[tuple[float, float]
 
 
 def _factor(own: tuple[float, float], alone: tuple[float, float], measured: float) -> float:
-    """How many times the measured seconds of a pass it takes in a group."""
+    """How many times the measured seconds of a pass, of as many samples, it takes in a group."""
     operators = own[0] / alone[0] if alone[0] > 0 else 1.0
     sent = max(0.0, own[1] - own[0])
     return operators + (sent / measured if measured > 0 else 0.0)

@@ -37,9 +37,10 @@ class Pair(nn.Module):
         return second(torch.relu(first(x)))
 
 
-def workload() -> Workload:
-    layers = (Layer("a", 1.0, 2.0, 1000.0, 100.0), Layer("b", 1.0, 2.0, 1000.0, 100.0))
-    return Workload(Profile("pair", layers, (), 4), servers(2, 2), 8, 4)
+def workload(batch: int = 4) -> Workload:
+    seconds = batch / 4
+    layers = tuple(Layer(n, seconds, 2 * seconds, 1000.0, 100.0) for n in "ab")
+    return Workload(Profile("pair", layers, (), batch), servers(2, 2), 8, 4)
 
 
 def job(*names: str) -> Job:
@@ -54,6 +55,18 @@ def test_cut_layers_take_their_share_on_groups_of_gpus() -> None:
         assert own.backward_s == pytest.approx(1.0, rel=0.02)
         assert own.parameter_bytes == pytest.approx(500.0, rel=0.02)
         assert own.stored_bytes is not None and 50 < own.stored_bytes < 100
+
+
+def test_collectives_take_their_time_whatever_number_of_samples_was_measured() -> None:
+    slow = DeviceRates("slow", {"float32": 1e6}, 1e9, launch_s=0.5)
+    for samples in (2, 4):
+        seconds = [
+            sum(own.forward_s for own in found.profile.layers) * samples / batch
+            for batch in (4, 8)
+            for found in [tensor_workload(workload(batch), job("fc1", "fc2"), slow, 2, samples)]
+        ]
+        assert seconds[0] > samples / 4 + 0.4, "the collectives are most of it"
+        assert seconds[0] == pytest.approx(seconds[1])
 
 
 def test_what_cannot_be_cut_is_refused() -> None:

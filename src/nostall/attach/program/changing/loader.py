@@ -44,8 +44,8 @@ class Loaders:
             # Each worker would read all of an iterable data set.
             is_plain = not isinstance(dataset, module.IterableDataset)
             if is_plain and not given.arguments.get("num_workers"):
+                # Each epoch has its own workers: the program may change the data set between two.
                 given.arguments["num_workers"] = self.workers
-                given.arguments.setdefault("persistent_workers", True)
                 if self.pinned:
                     given.arguments.setdefault("pin_memory", True)
             init(*given.args, **given.kwargs)
@@ -100,8 +100,10 @@ class Loaders:
 
 
 def sum_of(batch: Any) -> float:
-    """A number that tells two batches apart."""
+    """A number that tells two batches apart; 0 where a batch or a tensor has no sum."""
     found: list[Any] = []
-    with contextlib.suppress(Exception):  # any error of a user's class
+    with contextlib.suppress(Exception):  # any error of a user's class, or of nested tensors
         map_tensors(batch, found.append)
-    return float(sum(float(t.double().sum()) * (at + 1) for at, t in enumerate(found)))
+        sums = [float(t.double().nan_to_num().sum()) for t in found]
+        return float(sum(own * (at + 1) for at, own in enumerate(sums)))
+    return 0.0

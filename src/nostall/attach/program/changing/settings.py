@@ -135,7 +135,7 @@ class Attention:
         """Why nothing would be changed, or more than the order; empty otherwise."""
         if self._context is not None:
             return ""
-        if (order := attention_order()) and set(order) < set(ORDERS[self.value]):
+        if (order := attention_order()) and not set(ORDERS[self.value]) <= set(order):
             return f"the program allows only {', '.join(order)}"
         if order[: len(ORDERS[self.value])] == ORDERS[self.value]:
             return "the program has set this order"

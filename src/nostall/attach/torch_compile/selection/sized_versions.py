@@ -151,7 +151,7 @@ class SizedVersions:
         def distance(other: Bucket) -> int:
             return sum(abs(a - b) for a, b in zip(bucket, other, strict=True))
 
-        return self._runs[min(self._runs, key=distance)]
+        return self._runs[min([*self._runs], key=distance)]  # another thread may add a bucket
 
     def _load(self, bucket: Bucket) -> bool:
         """Take the choice of an earlier run; False if there is none that can run."""
@@ -159,7 +159,13 @@ class SizedVersions:
             record = load_choice(self._context.store, self._context.graph, bucket)
             if record is None:
                 return False
-            self._runs[bucket] = self._version(record.version)
+            selection, version = Selection.stored(record), record.version
+            # Another candidate was neither checked nor measured.
+            if version not in self._versions:
+                self._selections[version] = selection
+            elif version == "stitched" and selection != self._selections[version]:
+                return False
+            self._runs[bucket] = self._version(version)
         except Exception as error:  # must not end the user's process: it is measured again
             _log.debug("nostall: a choice was not loaded", exc_info=error)
             return False

@@ -265,9 +265,9 @@ class EnginePart(Noted):
         for part in (*(parts[name] for name in self.plan.wrap), module):
             own = [p for p in part.parameters() if id(p) not in seen]
             seen.update(map(id, own))
-            if len(types := sorted({str(p.dtype) for p in own})) > 1:
+            if len(types := sorted({str(p.dtype) for p in own if p.requires_grad})) > 1:
                 raise BadPlan(
-                    f"FSDP2 needs one type in each group of parameters, and one has "
+                    f"FSDP2 needs one type in each group of trained parameters, and one has "
                     f"{', '.join(types)}; convert them, or plan with ddp"
                 )
         # The root must stay a submodule call: its hooks run in __call__.

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from nostall.attach.program.changes import ChannelsLast, Compile  # noqa: E402
-from nostall.attach.program.changing.loader import Loaders  # noqa: E402
+from nostall.attach.program.changing.loader import Loaders, sum_of  # noqa: E402
 from nostall.attach.program.changing.settings import (  # noqa: E402
     Attention,
     AttentionCalls,
@@ -17,6 +17,7 @@ from nostall.attach.program.changing.settings import (  # noqa: E402
     attention_order,
 )
 from nostall.attach.program.roots import Switch  # noqa: E402
+from nostall.attach.program.segments import Segments  # noqa: E402
 from nostall.attach.program.shadow import Call, Outcome, _compare  # noqa: E402
 
 nn = torch.nn
@@ -33,6 +34,11 @@ def test_the_order_of_attention_is_set_and_taken_back() -> None:
     assert "has set this order" in Attention([], "flash").missing()
     with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
         assert change.missing() == "the program allows only MATH"
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        assert change.missing().startswith("the program allows only FLASH_ATTENTION, EFFICIENT")
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def test_another_order_of_attention_is_checked_on_copies() -> None:
@@ -92,7 +98,12 @@ def test_loaders_without_workers_get_some() -> None:
         changed, own, stream = loader(data, 4), loader(data, 4, num_workers=1), loader(Stream())
     finally:
         loader.__init__ = init
-    assert (changed.num_workers, changed.persistent_workers, changed.pin_memory) == (2, True, False)
+    assert (changed.num_workers, changed.pin_memory) == (2, False)
+    first = [batch.tolist() for (batch,) in changed]
+    data.tensors = (torch.arange(8.0) + 1,)
+    second = [batch.tolist() for (batch,) in changed]
+    assert first == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert second == [[1, 2, 3, 4], [5, 6, 7, 8]], "the program changed its data set"
     assert (own.num_workers, stream.num_workers) == (1, 0)
 
 
@@ -125,3 +136,25 @@ def test_results_whose_terms_cancel_have_room() -> None:
     assert _compare(outcome(1e-6), outcome(5e-5), moved, 1e-7)[0] == ""
     assert "off by" in _compare(outcome(1e-6), outcome(5e-3), moved, 1e-7)[0]
     assert "off by" in _compare(outcome(1.0), outcome(1.0 + 5e-5), [outcome(1.0)], 1e-7)[0]
+
+
+def test_sums_of_batches_end_no_program_and_are_equal_for_equal_batches() -> None:
+    assert sum_of([torch.empty(2, device="meta"), torch.ones(2)]) == 0.0
+    assert sum_of([torch.ones(2), {"b": torch.ones(3)}]) == 8.0
+    assert sum_of(torch.tensor([1.0, float("nan")])) == 1.0, "NaN differs from itself"
+
+
+def test_sums_of_batches_are_no_time_of_the_loader() -> None:
+    clock = [0.0]
+
+    def slow_sum(_: Any) -> float:
+        clock[0] += 5.0
+        return 0.0
+
+    segments, module = Segments(lambda: clock[0], slow_sum), torch.utils.data.dataloader
+    segments.watch_loader(module)
+    try:
+        list(module.DataLoader(torch.utils.data.TensorDataset(torch.arange(8.0)), 4))
+    finally:
+        segments.remove()
+    assert (len(segments.batches), segments.seconds["loader"]) == (2, 0.0)

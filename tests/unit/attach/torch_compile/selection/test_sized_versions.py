@@ -40,6 +40,7 @@ class Graph:
         self.ran: list[str] = []
         self.measured: list[int] = []
         self.compiled: list[str] = []
+        self.kept: list[frozenset[str]] = []
         self.error, self.least_rows = error, least_rows
         places: Any = SimpleNamespace(bucket=lambda args: (len(args[0]).bit_length() // 2,))
         self.report = GraphReport("a" * 64)
@@ -56,6 +57,7 @@ class Graph:
 
     def compile(self, selection: Selection) -> Any:
         self.compiled.append(selection.version)
+        self.kept.append(selection.kept_in_inductor)
         return self.version(selection.version)
 
     def compare(self, baseline: Any, candidate: Any, call: Any) -> Any:
@@ -64,11 +66,20 @@ class Graph:
             raise self.error
         return compared(2.0 if len(call.args[0]) >= self.least_rows else 0.5), ("kernel",)
 
-    def sized(self, rows: int = 200) -> SizedVersions:
+    def sized(self, rows: int = 200, kept: str = "") -> SizedVersions:
         run = self.version("stitched")
         return SizedVersions(
-            self.context, STITCHED, {"stitched": run}, (rows.bit_length() // 2,), "stitched"
+            self.context,
+            Selection("stitched", frozenset(filter(None, [kept]))),
+            {"stitched": run},
+            (rows.bit_length() // 2,),
+            "stitched",
         )
+
+    def sized_of_inductor(self) -> SizedVersions:
+        """What a later process has whose choice for the traced sizes is Inductor's version."""
+        run = self.version("inductor")
+        return SizedVersions(self.context, STITCHED, {"inductor": run}, (2,), "inductor")
 
     def calls(self, sized: SizedVersions, *rows: int) -> list[str]:
         before = len(self.ran)
@@ -120,3 +131,30 @@ def test_nothing_is_measured_in_a_backward_pass() -> None:
     x.register_hook(hook)
     x.sum().backward()
     assert graph.ran == ["stitched"] * 3 and not graph.measured
+
+
+def test_a_stored_choice_is_compiled_as_it_was_measured() -> None:
+    graph = Graph()
+    assert graph.calls(graph.sized(kept="inaccurate"), 600, 600) == ["stitched"] * 2
+    again = Graph()
+    assert again.calls(again.sized_of_inductor(), 600) == ["stitched"]
+    assert again.kept == [{"inaccurate"}] and not again.measured
+    other = Graph()
+    other.calls(other.sized(kept="other"), 600, 600)
+    assert other.measured == [600], "the stored choice is of another candidate"
+
+
+def test_another_thread_may_add_a_bucket_while_the_nearest_one_is_sought() -> None:
+    graph = Graph()
+    sized = graph.sized()
+
+    class Adding(int):
+        def __rsub__(self, other: int) -> int:
+            sized._runs[(50,)] = sized._runs[(4,)]
+            return other - int(self)
+
+        def __sub__(self, other: int) -> int:
+            sized._runs[(50,)] = sized._runs[(4,)]
+            return int(self) - other
+
+    assert sized._nearest((Adding(3),)) is sized._runs[(4,)]

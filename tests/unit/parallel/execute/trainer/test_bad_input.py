@@ -29,6 +29,7 @@ from tests.unit.parallel.execute.trainer.models import (  # noqa: E402
     BATCH,
     Block,
     chain,
+    engine,
     language,
     pipeline,
     sharding,
@@ -72,6 +73,30 @@ def test_the_processes_must_be_those_of_the_plan(one_process: None) -> None:
 def test_a_plan_of_another_module_is_refused(one_process: None, one_gpu: Any) -> None:
     refuse("the first difference is layer 0", one_gpu, language())
     refuse("another training step", sharding(chain(), "fsdp", 1), language())
+
+
+class Frozen(nn.Module):
+    """A layer of another type, trained or not, before one of float32."""
+
+    def __init__(self, *, is_trained: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4).to(torch.bfloat16).requires_grad_(is_trained)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x.to(torch.bfloat16)).float())
+
+
+def test_fsdp2_needs_one_type_of_what_is_trained_only(one_process: None) -> None:
+    def job(*, is_trained: bool) -> Job:
+        x = torch.randn(BATCH, 4)
+        return Job(Frozen(is_trained=is_trained), (x,), torch.randn(BATCH, 4), nn.MSELoss())
+
+    frozen, trained = job(is_trained=False), job(is_trained=True)
+    trainer = build(engine(frozen, "fsdp2", 1), frozen)
+    trainer.forward_backward((*frozen.inputs, frozen.targets))
+    trainer.close()
+    refuse("one type in each group of trained", engine(trained, "fsdp2", 1), trained)
 
 
 class Branches(nn.Sequential):
