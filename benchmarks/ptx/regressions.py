@@ -183,6 +183,11 @@ def search(source: Source, older: Assembler, newest: Assembler, candidates: int)
     """The comparison and the search of one kernel."""
     command, newer = newer_binary(source, newest)
     case = Case(source, command, older_by_ptxas(source, command, older, newer), newer)
+    return searched(case, candidates)
+
+
+def searched(case: Case, candidates: int) -> Row:
+    """The report of a case and of the search for what was lost."""
     report = compare(case, Budget(evaluations=candidates)).to_json()
     del report["origin"]
     for name in ("older", "newer"):

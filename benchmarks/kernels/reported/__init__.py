@@ -1,0 +1,1 @@
+"""Kernels written from the text of public reports of slower compilers."""
