@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.ptx.reported_regressions import REPORTS, make_case
+from benchmarks.ptx.compilers.reported import REPORTS, make_case
 
 from nostall.ptx.assemble.versions import find_assemblers, version_numbers
 

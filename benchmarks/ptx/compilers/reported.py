@@ -4,7 +4,7 @@
         --older-triton .cache/triton-3.6.0 --out benchmarks/ptx/results/reported_regressions.json
 
 FOLDER holds ``VERSION/bin/ptxas``, as for ``ptx.regressions``.  The kernels are written from the
-text of the reports, not copied (``benchmarks/kernels/reported``).  ``versions`` has what each ptxas
+text of the reports, not copied (``attention.py``).  ``versions`` has what each ptxas
 reports of the kernel's PTX, ``case`` the comparison and the search of its input.  What was fast
 depends on the report: an older ptxas, the kernel as an older Triton compiles it, or the same PTX
 with another kernel name.  No GPU is used, so whether a loss costs time is not known; with ``--gpu``
@@ -27,7 +27,7 @@ from typing import Any, Literal
 from benchmarks.harness.result_file import load, save
 from benchmarks.harness.schema import Instructions, Options
 from benchmarks.kernels.suite import Entry, build
-from benchmarks.ptx.regressions import assemble, searched
+from benchmarks.ptx.compilers.regressions import assemble, searched
 from nostall.core.errors import NostallError
 from nostall.gpu import Kernel, LocalGpu
 from nostall.ptx.assemble.versions import Assembler, version_numbers
@@ -37,10 +37,10 @@ from nostall.tuning.settings import Settings
 from nostall.tuning.sources.ptx_source import load_ptx
 from nostall.tuning.sources.source import Source
 
-KERNELS = Path(__file__).resolve().parents[1] / "kernels" / "reported" / "attention.py"
+KERNELS = Path(__file__).resolve().with_name("attention.py")
 _OLDER_TRITON = """
 import sys
-from benchmarks.ptx.reported_regressions import REPORTS
+from benchmarks.ptx.compilers.reported import REPORTS
 sys.stdout.buffer.write(REPORTS[sys.argv[1]].source().cubin)
 """
 Row = dict[str, Any]

@@ -52,7 +52,7 @@ from nostall.tuning.sources.ptx_source import load_ptx
 from nostall.tuning.sources.source import Source
 from nostall.tuning.sources.triton_source import compile_triton
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CAPABILITIES = (80, 90, 100, 120)
 MORE_CODE = 1.05
 _OPTIONS_OF_THE_SUITE = 4

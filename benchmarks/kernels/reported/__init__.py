@@ -1,1 +1,0 @@
-"""Kernels written from the text of public reports of slower compilers."""
