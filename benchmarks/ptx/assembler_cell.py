@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.comparison import comparison_record
+from benchmarks.ptx.evolution import Evolve
 from benchmarks.ptx.spike_peer import run_spike
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.search import Anneal, Sip
-from nostall.search.evolution.evolve import Evolve
 from nostall.search.evolution.random_orders import best_of_portfolio
 from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
 from nostall.tuning.assembler.objective import count_dropped

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render
 from benchmarks.kernels.new_projects.entries import PROJECTS
-from benchmarks.ptx.regression_times import SLOWER, lost, shown
+from benchmarks.ptx.compilers.regression_times import SLOWER, lost, shown
 from benchmarks.ptx.search_comparison import (
     comparison_entries,
     mean_ratio,

@@ -36,12 +36,12 @@ from benchmarks.kernels.suite import Entry, entries
 from benchmarks.kernels.unseen import unseen_entries
 from benchmarks.ptx.assembler_cell import Baseline, Cell, OpenDevice
 from benchmarks.ptx.assembler_suite import ResultFile, fastest_build, tried_options
+from benchmarks.ptx.evolution import Evolve
 from benchmarks.sass.build_comparison import ProcessTimer
 from benchmarks.sass.compiler_baseline import load as load_baselines
 from benchmarks.sass.compiler_baseline import try_build
 from nostall.core import Search
 from nostall.gpu import Kernel, LocalGpu, MeasurementPlan
-from nostall.search.evolution.evolve import Evolve
 from nostall.search.evolution.operators import GIVEN, Proposal
 from nostall.search.evolution.random_orders import RandomOrders
 from nostall.tuning.assembler.candidate import build_proposal

@@ -274,6 +274,8 @@ def _triton_argument(name: str, value: Any, constant: bool) -> dict[str, Any]:
     if constant:
         if isinstance(value, bool | int | float | str):
             return {"name": name, "constant": value}
+        if repr(value).startswith("triton.language."):  # a type
+            return {"name": name, "constant": repr(value).replace("triton.language", "tl")}
         return {"name": name, "undescribed": f"a constant of type {type(value).__name__}"}
     if isinstance(value, bool):
         return {"name": name, "undescribed": "a bool"}

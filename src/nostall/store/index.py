@@ -37,6 +37,7 @@ CREATE TABLE records (
   created TEXT NOT NULL, source TEXT NOT NULL
 );
 CREATE INDEX by_original ON records (original);
+CREATE INDEX by_optimised ON records (optimised);
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
@@ -117,6 +118,14 @@ class Index:
             "ORDER BY kind = 'modelled', source != 'tuned', low DESC, created DESC, id",
             sha256,
         )
+
+    def has_optimised(self, sha256: str) -> bool:
+        """Whether a record has this optimised cubin."""
+        if self._is_missing():
+            return False
+        with self._read() as database:
+            query = "SELECT EXISTS (SELECT 1 FROM records WHERE optimised = ?)"
+            return bool(database.execute(query, (sha256,)).fetchone()[0])
 
     def find_prefix(self, prefix: str) -> list[Row]:
         """The records whose id or original starts with ``prefix``."""

@@ -257,8 +257,7 @@ class Store:
 
     def is_optimised(self, data: bytes) -> bool:
         """Whether ``data`` is an optimised cubin of this store."""
-        sha256 = content_hash(data)
-        return any(row.optimised == sha256 for row in self.rows())
+        return self.index.has_optimised(content_hash(data))
 
     def _load_checked(self, row: Row) -> StoredCubin:
         """Load the optimised cubin of a record.

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.ptx.regression_times import Builds, is_wanted, lost, summary, try_builds
+from benchmarks.ptx.compilers import regression_times
+from benchmarks.ptx.compilers.regression_times import Builds, is_wanted, lost, summary, try_builds
 from benchmarks.sass.build_comparison import ProcessTimer
 
-from benchmarks.ptx import regression_times
 from nostall.ptx.assemble.versions import find_assemblers, version_numbers
 from nostall.tuning.regress.job import Case
 from nostall.tuning.sources.source import Source

@@ -22,7 +22,6 @@ from nostall.core import (
 )
 from nostall.search import Anneal, RandomSearch, Sip, make, strategies
 from nostall.search.anneal import Memo
-from nostall.search.evolution.evolve import Evolve
 from nostall.search.evolution.random_orders import RandomOrders
 from nostall.search.loop import draw_legal
 from nostall.testing import (
@@ -40,9 +39,8 @@ ALL = [
     Anneal(memo_size=7),
     Sip(),
     Sip(start_temperature=0.06, restarts=True),
-    Evolve(),
     RandomOrders(),
-    Evolve(population=3, max_drops=20),
+    RandomOrders(population=3, max_drops=20),
     RandomSearch(),
     RandomSearch(walk_length=3),
 ]

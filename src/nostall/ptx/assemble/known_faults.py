@@ -47,6 +47,14 @@ def _multiplies_matrices(instruction: Instruction) -> bool:
     return instruction.base in ("mma", "wmma", "wgmma", "tcgen05")
 
 
+def _repeats_an_accumulator(instruction: Instruction) -> bool:
+    """Whether a warp's product of 8-bit floats reads an accumulator register twice."""
+    if instruction.base != "mma" or not {"e4m3", "e5m2"} & set(instruction.qualifiers):
+        return False
+    read = [token.text for token in instruction.operands[3].tokens if token.text.startswith("%")]
+    return len(set(read)) < len(read)
+
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "registers that a wgmma in flight still reads are written before it has read them",
@@ -79,6 +87,14 @@ FAULTS: tuple[Fault, ...] = (
         (13, 0),
         (13, 1, 115),
         lambda instruction: "f32x2" in instruction.qualifiers,
+    ),
+    Fault(
+        "sums of 8-bit floating-point products whose accumulator is one register twice",
+        "https://github.com/inclusionAI/humming/pull/87",
+        r"sm_10\d[af]?",
+        (),
+        (13, 5),
+        _repeats_an_accumulator,
     ),
 )
 

@@ -31,7 +31,7 @@ from nostall.ptx.schedule.dependent_launch import can_wait, dependent_launch_edi
 from nostall.ptx.schedule.edits import EditedText
 from nostall.ptx.schedule.hints import allowed_hints
 from nostall.ptx.schedule.kernel_edits import can_limit_registers, kernel_edits
-from nostall.ptx.schedule.levers import LEVERS, NO_LEVERS, Levers, lever_value, with_lever
+from nostall.ptx.schedule.levers import NO_LEVERS, Levers, lever_value, with_lever
 from nostall.ptx.schedule.moves import PtxMove, SetHint, SetLever, Shift
 from nostall.ptx.schedule.state import PtxState
 
@@ -186,10 +186,6 @@ class Renderer:
 
 MAX_OFFSET = 16
 """Longest shift in positions; :meth:`PtxSpace.reorder` moves units further."""
-LOOP_WEIGHT = 10
-"""Weight of a block, per loop around it: about the trip count of a short loop of a kernel."""
-_MAX_DEPTH = 3
-
 _OFFSETS = tuple(k for k in range(-MAX_OFFSET, MAX_OFFSET + 1) if k != 0)
 _MEMORY = MEMORY | {Resource.STABLE, Resource.FENCE}
 _ORDER = frozenset(("order",))
@@ -294,24 +290,6 @@ class PtxSpace(Space[PtxState, PtxMove]):
             if len(self.blocks[number]) > 1
         }
         return self.with_orders(state, orders)
-
-    def recombine(self, a: PtxState, b: PtxState, rng: np.random.Generator) -> PtxState:
-        """A state whose order of each block, and whose settings, each come from one parent."""
-        parents = (a, b)
-        choice = rng.integers(2, size=len(self.blocks))
-        orders = {number: self.order(parents[c], number) for number, c in enumerate(choice)}
-        settings = replace(a, hints=parents[int(rng.integers(2))].hints)
-        for lever in LEVERS:
-            value = lever_value(parents[int(rng.integers(2))], lever)
-            settings = with_lever(settings, lever, value)
-        return self.with_orders(settings, orders)
-
-    def block_weights(self) -> tuple[float, ...]:
-        """Per block, its free pairs of units times LOOP_WEIGHT per loop around it."""
-        return tuple(
-            float(graph.freedom * LOOP_WEIGHT ** min(graph.block.depth, _MAX_DEPTH))
-            for graph in self.graphs
-        )
 
     def draw(
         self, state: PtxState, rng: np.random.Generator, required_tags: Tags = NO_TAGS

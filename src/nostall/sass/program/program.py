@@ -99,6 +99,8 @@ class Program:
         """
         cubin = Cubin.parse(data)
         texts = tuple(text for text in cubin.texts if text.name == name)
+        if not texts:
+            raise _no_kernel(name, [text.name for text in cubin.texts if text.is_kernel])
         with garbage_collector.paused():
             listings = disassemble(cubin, {name})
             return cls(cubin, tuple(_build_function(cubin, text, listings) for text in texts))
@@ -138,9 +140,7 @@ class Program:
         if name is None and len(names) == 1:
             return self.kernels[0]
         if name is None or name not in names:
-            problem = "no kernel was named" if name is None else f"no kernel {name!r}"
-            near = did_you_mean(name, names) if name is not None else ""
-            raise BadInput(f"{problem}; the cubin has: {listed(names)}{near}")
+            raise _no_kernel(name, names)
         return self.function(name)
 
     def with_function(self, changed: Function) -> Program:
@@ -269,3 +269,9 @@ def _mark_dummy_loads(instructions: list[Instruction]) -> list[Instruction]:
             if at + 1 < len(marked):
                 marked[at + 1] = replace(marked[at + 1], acts_as_barrier=True)
     return marked
+
+
+def _no_kernel(name: str | None, names: list[str]) -> BadInput:
+    problem = "no kernel was named" if name is None else f"no kernel {name!r}"
+    near = did_you_mean(name, names) if name is not None else ""
+    return BadInput(f"{problem}; the cubin has: {listed(names)}{near}")

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, runtime_checkable
 from nostall.core import ContractBroken, Measurement, Space
 from nostall.core.search import T
 from nostall.core.space import M, S
-from nostall.search.evolution.operators import Proposal, realize
+from nostall.search.evolution.operators import Proposal
 from nostall.search.loop import Task
 
 
@@ -77,7 +77,7 @@ class Sequential(Generic[S, M]):
             raise ContractBroken("the pipeline is empty; submit a proposal first")
         (number, proposal), self._waiting = self._waiting, None
         space: Space[S, M] = self._task.space
-        state = realize(space, proposal)
+        state = proposal.realize(space)
         is_given = proposal.operator.kind == "given"
         if not is_given and space.key(state) == space.key(proposal.parent):
             return Finished(number, state, None, "no change")

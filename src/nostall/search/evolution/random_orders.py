@@ -176,8 +176,6 @@ class Ticket(Generic[S]):
     """What is known of a proposal in the pipeline."""
 
     label: str
-    operator: int | None = None
-    """Number of the operator that gets the reward."""
     given: int | None = None
     """Number in the portfolio."""
     member: Member[S] | None = None
@@ -250,17 +248,13 @@ class Generation(Generic[S, M]):
         return recorded._replace(population=population)
 
     def _next(self, point: Point[S]) -> tuple[Proposal[S], Ticket[S]]:
-        """The next proposal: to confirm a state, of the portfolio, or a child."""
+        """The next proposal: to confirm a state, of the portfolio, or a random order."""
         if self._to_confirm:
             member = self._to_confirm.popleft()
             return Proposal(GIVEN, member.state), Ticket("measure again", member=member)
         number, state = next(self._missing_given(point), (-1, None))
         if state is not None:
             return Proposal(GIVEN, state), Ticket(f"portfolio {number}", given=number)
-        return self.new(point)
-
-    def new(self, point: Point[S]) -> tuple[Proposal[S], Ticket[S]]:
-        """A proposal that is neither known nor of the portfolio; here a random order."""
         return self.random_order(point)
 
     def random_order(self, point: Point[S]) -> tuple[Proposal[S], Ticket[S]]:
@@ -277,7 +271,7 @@ class Generation(Generic[S, M]):
         else:
             operator = Operator("moves", count=int(rng.choice(MOVE_COUNTS)))
             label = str(operator)
-        proposal = Proposal(operator, base, None, self.next_seed)
+        proposal = Proposal(operator, base, self.next_seed)
         return proposal, Ticket(label)
 
     @property
@@ -357,17 +351,13 @@ class Generation(Generic[S, M]):
         return point._replace(best=best.state, best_measurement=best_measurement)
 
     def _memory(self, point: Point[S], ticket: Ticket[S], value: float | None) -> dict[str, float]:
-        """The memory after a result: counts, the portfolio's values, and what is learnt."""
+        """The memory after a result: counts, and the portfolio's values."""
         memory = {**point.memory, _SUBMITTED: float(self._submitted)}
         if ticket.given is not None:
             memory[value_key(ticket.given)] = min(
                 MISSING_VALUE if value is None else value, MISSING_VALUE
             )
-        return {**memory, **self.learn(point, ticket, value)}
-
-    def learn(self, point: Point[S], ticket: Ticket[S], value: float | None) -> Mapping[str, float]:
-        """Numbers to keep after a result; ``value`` is None if the proposal was dropped."""
-        return {}
+        return memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from nostall.sass import validate
 from nostall.sass.binary.code_hash import code_sha256, rename_kernel
 from nostall.sass.safety.dependent_launch import check_wait
 from nostall.sass.schedule.dependent_wait import sink_wait
-from nostall.search.evolution.operators import GIVEN, Proposal, realize
+from nostall.search.evolution.operators import GIVEN, Proposal
 
 CandidateStatus = BuildStatus | Literal["no change", "unreadable", "early access"]
 """As :data:`BuildStatus`, and:
@@ -45,7 +45,7 @@ class Candidate:
 
 def build_proposal(builder: Builder, proposal: Proposal[PtxState]) -> Candidate:
     """Make the state of a proposal and build it; runs in a worker."""
-    state = realize(builder.space, proposal)
+    state = proposal.realize(builder.space)
     if proposal.operator != GIVEN and state == proposal.parent:
         return Candidate(state, "no change")
     return build_state(builder, state)

@@ -1,4 +1,4 @@
-"""Space of the assembler search: a PTX space with a portfolio, and recombination of settings."""
+"""Space of the assembler search: a PTX space with a portfolio."""
 
 from __future__ import annotations
 
@@ -62,14 +62,6 @@ class AssemblerSpace(Space[PtxState, PtxMove]):
     ) -> PtxState:
         """A random legal order near that of ``state``; see :meth:`PtxSpace.reorder`."""
         return self.ptx.reorder(state, rng, sigma, blocks)
-
-    def recombine(self, first: PtxState, second: PtxState, rng: np.random.Generator) -> PtxState:
-        """The order of each block, and each setting, from one of the parents."""
-        return self.ptx.recombine(first, second, rng)
-
-    def block_weights(self) -> tuple[float, ...]:
-        """Weights by which ``hot`` blocks are drawn; see :meth:`PtxSpace.block_weights`."""
-        return self.ptx.block_weights()
 
     def portfolio(self) -> list[PtxState]:
         """States that each have one setting of the levers, or one hint wherever it is allowed."""

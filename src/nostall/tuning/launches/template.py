@@ -7,8 +7,11 @@ and a comment that begins with ``TODO``.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import shlex
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,7 +198,8 @@ def template_of_triton(triton: Any, path: Path, name: str) -> Template:
             launch = None
         if launch is not None:
             return Template(launch, {}, ("grid", "num_warps", "num_stages"))
-        pairs = [_from_triton(parameter) for parameter in function.params]
+        numbers = _numbers(function)
+        pairs = [_from_triton(p, is_number=p.name in numbers) for p in function.params]
     comments = {"grid": _GRID, **{argument.name: comment for argument, comment in pairs}}
     spec = LaunchSpec(grid=(_BLOCKS, 1, 1), args=tuple(argument for argument, _ in pairs))
     return Template(spec, comments, ("grid", "num_warps", "num_stages"))
@@ -228,7 +232,25 @@ def _from_size(parameter: Parameter) -> tuple[Argument, str]:
     return Opaque(name=name, bytes=parameter.size), _OPAQUE
 
 
-def _from_triton(parameter: Any) -> tuple[Argument, str]:
+def _numbers(function: Any) -> set[str]:
+    """Names of which the body of a Triton function has a product, a quotient or a comparison.
+
+    Pointers are only added to.
+    """
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function.fn)))):
+        operands: list[ast.expr] = []
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Add | ast.Sub):
+            operands = [node.left, node.right]
+        elif isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
+            operands = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("range", "tl.cdiv"):
+            operands = node.args
+        found |= {operand.id for operand in operands if isinstance(operand, ast.Name)}
+    return found
+
+
+def _from_triton(parameter: Any, *, is_number: bool) -> tuple[Argument, str]:
     """An argument for a parameter of a Triton function."""
     name = str(parameter.name)
     if parameter.is_constexpr:
@@ -241,9 +263,12 @@ def _from_triton(parameter: Any) -> tuple[Argument, str]:
         return _scalar(name, kind.replace("fp", "f")), _SCALAR
     if kind in _PTX_SCALARS.values():
         return _scalar(name, kind), _SCALAR
-    if "ptr" in name.lower() or name.endswith("_p") or (name.isupper() and len(name) <= 3):
+    if "ptr" in name.lower() or name.endswith("_p"):
         return _buffer(name), _BUFFER
-    if _FLOAT_NAME.search(name) or _INTEGER_NAME.search(name):
+    is_named = bool(_FLOAT_NAME.search(name) or _INTEGER_NAME.search(name))
+    if name.isupper() and len(name) <= 3 and not is_number:
+        return _buffer(name), _BUFFER
+    if is_number or is_named:
         return _scalar(name, "f32" if _FLOAT_NAME.search(name) else "i32"), _SCALAR
     return _buffer(name), _EITHER_TRITON
 

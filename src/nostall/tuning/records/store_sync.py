@@ -12,6 +12,7 @@ import hmac
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,10 +71,10 @@ def sync(store: Store, folder: Path, key: bytes, gpu: str | None = None) -> Exch
         raise BadInput(f"{folder} is no folder; make it, or give the path of the shared one")
     exchange = Exchange()
     try:
-        known = {match[1] for match, _ in _files(folder, None)}
-        for row in store.rows():
-            is_own = (row.source, row.kind) == ("tuned", "measured")
-            if is_own and row.id not in known and gpu in (None, row.gpu):
+        rows = [r for r in store.rows() if (r.source, r.kind) == ("tuned", "measured")]
+        known = _sent(folder, key, {row.id for row in rows})
+        for row in rows:
+            if row.id not in known and gpu in (None, row.gpu):
                 _send(store, row, folder, key)
                 exchange.sent.append(row)
         present = {row.id for row in store.rows()}
@@ -96,6 +97,17 @@ def _files(folder: Path, gpu: str | None) -> Iterator[tuple[re.Match[str], Path]
                     yield match, path
 
 
+def _sent(folder: Path, key: bytes, ids: set[str]) -> set[str]:
+    """Those of ``ids`` that are in a shared folder, complete and signed with ``key``."""
+    found: set[str] = set()
+    for match, path in _files(folder, None):
+        if match[1] in ids:
+            with suppress(OSError):  # as good as absent
+                if _is_signed(match, path.read_bytes(), key):
+                    found.add(match[1])
+    return found
+
+
 def _folder_name(gpu: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", gpu).strip("-")
 
@@ -113,19 +125,27 @@ def _sign(key: bytes, id: str, data: bytes) -> str:
     return hmac.new(key, id.encode() + hashlib.sha256(data).digest(), "sha256").hexdigest()
 
 
+def _is_signed(match: re.Match[str], data: bytes, key: bytes) -> bool:
+    return hmac.compare_digest(_sign(key, match[1], data), match[2])
+
+
 def _receive(
     store: Store, match: re.Match[str], path: Path, key: bytes, exchange: Exchange
 ) -> None:
     """Import one file, or note why not."""
-    id, signature = match.groups()
-    size = path.stat().st_size
-    if size > bundle.MAX_TOTAL_BYTES:
-        exchange.refused.append(
-            (path, f"it has {size} bytes; {bundle.MAX_TOTAL_BYTES} are allowed")
-        )
+    id = match[1]
+    try:
+        size = path.stat().st_size
+        if size > bundle.MAX_TOTAL_BYTES:
+            exchange.refused.append(
+                (path, f"it has {size} bytes; {bundle.MAX_TOTAL_BYTES} are allowed")
+            )
+            return
+        data = path.read_bytes()
+    except OSError as error:  # of another user, or deleted at this moment
+        exchange.refused.append((path, f"it cannot be read: {error.strerror}"))
         return
-    data = path.read_bytes()
-    if not hmac.compare_digest(_sign(key, id, data), signature):
+    if not _is_signed(match, data, key):
         exchange.refused.append((path, "its signature is not that of this key"))
         return
     with tempfile.TemporaryDirectory(prefix="nostall-") as private:

@@ -23,7 +23,7 @@ from nostall.ptx.assemble.ptxas import PtxasRun, run_ptxas
 from nostall.ptx.assemble.versions import Assembler, find_assemblers, version_numbers
 from nostall.ptx.program.module import parse
 from nostall.ptx.schedule.state import PtxState
-from nostall.sass.binary.code_hash import code_sha256
+from nostall.sass.binary.code_hash import code_sha256, rename_kernel
 from nostall.sass.binary.cubin import Cubin
 from nostall.store import Row, Store
 from nostall.tuning.assembler.candidate import hazards
@@ -287,13 +287,23 @@ def older_by_ptxas(
 
 
 def older_by_cubin(source: Source, cubin: bytes, label: str) -> Binary:
-    """An older binary of the kernel from a file or a store."""
-    old, new = Cubin.parse(cubin).sm, Cubin.parse(source.cubin).sm
-    if old != new:
+    """An older binary of the kernel from a file or a store.
+
+    The only kernel of the file may have another name: ptxas chooses by it.
+    """
+    parsed, new = Cubin.parse(cubin), Cubin.parse(source.cubin).sm
+    if parsed.sm != new:
         raise BadInput(
-            f"{label} is for sm_{old}, and {source.origin} for sm_{new}; give a binary for sm_{new}"
+            f"{label} is for sm_{parsed.sm}, and {source.origin} for sm_{new}; give a binary for "
+            f"sm_{new}"
         )
-    return Binary(label, cubin, read_properties(cubin, source.kernel, source.launch))
+    name = source.kernel
+    kernels = [text.name for text in parsed.texts if text.is_kernel]
+    if len(kernels) == 1 and kernels[0] != name:
+        label, name = f"{label}:{kernels[0]}", kernels[0]
+        if len(source.kernel) <= len(name):  # a launch needs the source's name
+            cubin, name = rename_kernel(cubin, name, source.kernel), source.kernel
+    return Binary(label, cubin, read_properties(cubin, name, source.launch))
 
 
 def _binary(source: Source, assembler: Assembler, run: PtxasRun) -> Binary:

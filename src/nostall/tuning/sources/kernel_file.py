@@ -24,8 +24,9 @@ def import_file(path: Path) -> Iterator[ModuleType]:
     """Import a file, and on exit remove it and the neighbouring files it imported from Python.
 
     The module has the name of an ordinary import, because Triton writes the name into the symbols
-    of functions that are not inlined: another name would give other bytes.  Raises
-    :class:`BadInput` if the file is missing, is not Python, or fails to import.
+    of functions that are not inlined: another name would give other bytes.  A file with relative
+    imports is imported as the module of its package.  Raises :class:`BadInput` if the file is
+    missing, is not Python, or fails to import.
     """
     if not path.is_file():
         raise BadInput(f"there is no file {path}; give the Python file that holds the kernel")
@@ -35,10 +36,20 @@ def import_file(path: Path) -> Iterator[ModuleType]:
     module = importlib.util.module_from_spec(spec)
     modules_before = dict(sys.modules)
     sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent))
+    root = path.parent
+    sys.path.insert(0, str(root))
     try:
         try:
-            spec.loader.exec_module(module)
+            try:
+                spec.loader.exec_module(module)
+            except ImportError as error:
+                if "no known parent package" not in str(error) or not _is_package(root):
+                    raise
+                while _is_package(root):
+                    root = root.parent
+                sys.path.insert(0, str(root))
+                parts = path.with_suffix("").relative_to(root).parts
+                module = importlib.import_module(".".join(parts))
         except (Exception, SystemExit) as error:  # the user's file may raise anything
             raise BadInput(
                 f"cannot import {path}: {type(error).__name__}: {root_cause(error)}; "
@@ -48,12 +59,22 @@ def import_file(path: Path) -> Iterator[ModuleType]:
     finally:
         for name in set(sys.modules) - set(modules_before):
             file = getattr(sys.modules[name], "__file__", None)
-            if "." not in name and file is not None and Path(file).parent == path.parent:
+            if (
+                file is not None
+                and root in Path(file).parents
+                and (root != path.parent or ("." not in name and Path(file).parent == root))
+            ):
                 del sys.modules[name]
         if path.stem in modules_before:
             sys.modules[path.stem] = modules_before[path.stem]
         with contextlib.suppress(ValueError):
             sys.path.remove(str(path.parent))
+        if root != path.parent:
+            sys.path.remove(str(root))
+
+
+def _is_package(folder: Path) -> bool:
+    return Path(folder, "__init__.py").is_file()
 
 
 def _unwrap(triton: Any, value: object) -> Any:
@@ -78,10 +99,10 @@ def find_jit_function(triton: Any, module: ModuleType, path: Path, name: str) ->
         if (kernel := _unwrap(triton, item)) is not None and kernel.fn.__module__ == module.__name__
     ]
     reason = (
-        f"has no kernel {name!r}" if value is None else f": {name!r} is not a @triton.jit function"
+        f" has no kernel {name!r}" if value is None else f": {name!r} is not a @triton.jit function"
     )
     raise BadInput(
-        f"{path} {reason}; its kernels are: {listed(kernels)}{did_you_mean(name, kernels)}"
+        f"{path}{reason}; its kernels are: {listed(kernels)}{did_you_mean(name, kernels)}"
     )
 
 

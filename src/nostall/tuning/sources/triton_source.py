@@ -313,8 +313,18 @@ def _specialize(function: Any, args: Mapping[str, Argument], label: str) -> _Spe
         else:
             signature[name] = "constexpr"
             assert value is None or isinstance(value, Constant)  # _match_arguments checks it
-            constants[name] = parameter.default if value is None else value.constant
+            constants[name] = parameter.default if value is None else _constant(value.constant)
     return specialization
+
+
+def _constant(value: object) -> object:
+    """A constant of a launch; text such as ``tl.float32`` is Triton's type."""
+    import triton.language as tl
+
+    if not isinstance(value, str) or not value.startswith("tl."):
+        return value
+    named = getattr(tl, value.removeprefix("tl."), None)
+    return named if isinstance(named, tl.dtype) else value
 
 
 def _match_arguments(function: Any, launch: LaunchSpec, label: str) -> dict[str, Argument]:

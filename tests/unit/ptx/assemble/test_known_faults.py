@@ -27,7 +27,7 @@ WGMMA = """\
 IN_REGISTERS = parse(WGMMA.replace("OPERAND", "{%r0,%r1,%r2,%r3}").replace("1, 1;", "1, 1, 0;"))
 IN_SHARED = parse(WGMMA.replace("OPERAND", "%d0").replace("1, 1;", "1, 1, 0, 0;"))
 REFERENCE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "regress.md"
-REGISTERS, HOPPER, BLACKWELL, PACKED = FAULTS
+REGISTERS, HOPPER, BLACKWELL, PACKED, REPEATED = FAULTS
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,20 @@ def test_a_fault_concerns_its_architectures_only(version: str) -> None:
 def test_kernels_without_matrix_instructions_may_use_each_version() -> None:
     for name in ("rmsnorm-512x128.sm_90", "softmax-128x512.sm_90", "atomics.sm_80"):
         assert not known_faults(parse(ptx_texts()[name]), "12.8.93")
+
+
+def test_an_accumulator_that_is_one_register_twice() -> None:
+    product = "mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e4m3.f16"
+    inputs = "{%r2,%r3,%r4,%r5}, {%r6,%r7}"
+    start, end = WGMMA.index("\twgmma"), WGMMA.index("\tret")
+    for accumulators, twice in (("%r0,%r0", True), ("%r0,%r1", False)):
+        line = f"\t{product} {{%r0,%r1}}, {inputs}, {{{accumulators}}};\n"
+        module = parse(WGMMA[:start] + line + WGMMA[end:])
+        for version, target, wrong in (
+            ("13.4.92", "sm_100a", twice), ("13.5.37", "sm_100a", False),
+            ("13.4.92", "sm_120", False),
+        ):  # fmt: skip
+            assert (REPEATED in known_faults(module, version, target)) == wrong
 
 
 def test_a_pattern_in_a_device_function_counts() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,23 +129,6 @@ def test_reorder_takes_the_named_blocks_only_and_follows_its_seed() -> None:
     assert state.orders[1] != ()
     assert state == own.reorder(own.start(), np.random.default_rng(0), 20.0, blocks=[1])
     assert own.reorder(state, np.random.default_rng(0), 0.0) == state
-    assert own.block_weights() == (12.0, 30.0)
-
-
-def test_recombination_takes_each_order_and_setting_from_one_parent() -> None:
-    body = "mov.b32 %r1, 1; mov.b32 %r2, 2; "
-    own = space("".join(f"L{n}: {body} @%p1 bra L{n};" for n in range(6)))
-    a = own.reorder(PtxState(kernel_name="x", options=("-O1",)), np.random.default_rng(0), 9.0)
-    b = replace(own.start(), max_registers=64, hints=((0, "L2::64B"),))
-    children = {own.recombine(a, b, np.random.default_rng(seed)) for seed in range(40)}
-    assert len(children) > 10
-    for child in children:
-        for number in range(len(own.blocks)):
-            parents = (own.order(a, number), own.order(b, number))
-            assert own.order(child, number) in parents
-        assert child.kernel_name in ("x", "")
-        assert child.max_registers in (None, 64)
-    assert own.recombine(a, a, np.random.default_rng(0)) == a
 
 
 def test_tags_tell_memory_and_convergence() -> None:

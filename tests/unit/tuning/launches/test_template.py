@@ -137,6 +137,28 @@ def test_a_template_of_a_triton_function(tmp_path: Path) -> None:
         template_of_triton(triton, path, "plian")
 
 
+def test_a_name_that_is_multiplied_or_compared_is_a_number(tmp_path: Path) -> None:
+    triton: Any = pytest.importorskip("triton")
+    path = tmp_path / "kernels.py"
+    path.write_text(
+        "import triton\nimport triton.language as tl\n"
+        "@triton.jit\n"
+        "def product(A, B, C, M, N, K, lo, BIAS, BLOCK: tl.constexpr):\n"
+        "    i = tl.program_id(0) % tl.cdiv(M, BLOCK)\n"
+        "    x = tl.load(A + i * K, mask=i < N)\n"
+        "    if BIAS is not None:\n"
+        "        x += tl.load(BIAS + i)\n"
+        "    tl.store(C + i, x + lo * tl.load(B + i))\n"
+        "@triton.jit\n"
+        "def attention(Q, K, V, M, S, BLOCK: tl.constexpr):\n"
+        "    i = tl.arange(0, BLOCK)\n"
+        "    tl.store(M + i, tl.load(Q + i) * tl.load(K + i) + tl.load(V + i) * S)\n"
+    )
+    for name, numbers in (("product", {"M", "N", "K", "lo"}), ("attention", {"S"})):
+        args = template_of_triton(triton, path, name).launch.args
+        assert {a.name for a in args if isinstance(a, Scalar)} == numbers
+
+
 def test_a_template_of_ptx_tells_pointers_from_numbers(tmp_path: Path) -> None:
     from nostall.tuning.launches.template import _PTX_PARAMETER
 

@@ -119,6 +119,37 @@ def test_what_is_not_signed_by_the_key_is_refused(
     assert not exchange.received and not second.rows()
 
 
+@pytest.mark.parametrize("damage", ["key", "content", "folder"])
+def test_what_is_not_signed_by_the_key_is_sent_again(
+    first: Store, second: Store, shared: Path, measured: TuningResult, damage: str
+) -> None:
+    row = record(first, measured)
+    sync(first, shared, OTHER_KEY if damage == "key" else KEY)
+    (path,) = shared.rglob("*.zip")
+    if damage == "content":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif damage == "folder":
+        path.unlink()
+        (path.parent / f"{row.id}.{'0' * 64}.zip").mkdir()
+    assert sync(first, shared, KEY).sent == [row]
+    exchange = sync(second, shared, KEY)
+    assert [r.id for r in exchange.received] == [row.id]
+
+
+def test_a_file_that_cannot_be_read_does_not_stop_the_others(
+    first: Store, second: Store, shared: Path, measured: TuningResult
+) -> None:
+    record(first, measured)
+    sync(first, shared, KEY)
+    (path,) = shared.rglob("*.zip")
+    (path.parent / f"{'0' * 64}.{'0' * 64}.zip").symlink_to("deleted")
+    exchange = sync(second, shared, KEY)
+    assert len(exchange.received) == 1
+    assert [reason for _, reason in exchange.refused] == [
+        "it cannot be read: No such file or directory"
+    ]
+
+
 def test_a_signed_file_that_is_no_bundle_is_refused(second: Store, shared: Path) -> None:
     from nostall.tuning.records.store_sync import _sign
 

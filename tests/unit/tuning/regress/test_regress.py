@@ -82,6 +82,14 @@ def test_without_ptx_the_cause_is_named(case: Case) -> None:
     assert report.answer == "not recoverable" and report.causes and report.recovery is None
 
 
+@pytest.mark.parametrize("name", ["slow", "pressure_of_another_name"])
+def test_the_older_binary_may_have_another_name(case: Case, name: str) -> None:
+    text = PTX.replace("pressure", name)
+    older = job.older_by_cubin(case.source, assemble(NEWEST, ptx=text), "old.cubin")
+    assert older.label == f"old.cubin:{name}"
+    assert find_losses(older.properties, case.newer.properties)
+
+
 def test_the_same_code_has_no_loss(case: Case) -> None:
     report = compare(replace(case, newer=case.older), Budget(seconds=1))
     assert report.answer == "same code" and not report.causes and report.recovery is None

@@ -239,3 +239,46 @@ def test_the_oldest_supported_triton(kernels: Path) -> None:
         check=True,
     )
     assert done.stdout == "triton 3.6.0 64\n"
+
+
+def test_a_constant_may_be_a_type(tmp_path: Path) -> None:
+    path = tmp_path / "typed.py"
+    path.write_text(
+        "import triton\nimport triton.language as tl\n"
+        "@triton.jit\n"
+        "def typed(x, y, TYPE: tl.constexpr, TEXT: tl.constexpr):\n"
+        '    tl.static_assert(TEXT == "tl.none")\n'
+        "    tl.store(y, tl.load(x).to(TYPE))\n"
+    )
+    args = [
+        {"name": "x", "dtype": "f32", "shape": [1]},
+        {"name": "y", "dtype": "f16", "shape": [1], "role": "out"},
+        {"name": "TYPE", "constant": "tl.float16"},
+        {"name": "TEXT", "constant": "tl.none"},
+    ]
+    source = compile_triton(path, "typed", LaunchSpec.parse({"args": args}, "typed"), "sm_80")
+    assert "cvt.rn.f16.f32" in (source.ptx or "")
+
+
+def test_a_file_of_a_package_may_import_its_neighbours(tmp_path: Path) -> None:
+    inner = tmp_path / "outer_package" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        Path(folder, "__init__.py").touch()
+    Path(inner.parent, "shared.py").write_text(
+        "import triton\n@triton.jit\ndef twice(x):\n    return x + x\n"
+    )
+    path = inner / "kernels.py"
+    path.write_text(
+        "import triton\nimport triton.language as tl\nfrom ..shared import twice\n"
+        "@triton.jit\ndef doubled(x):\n    tl.store(x, twice(tl.load(x)))\n"
+    )
+    args = [{"name": "x", "dtype": "f32", "shape": [1], "role": "inout"}]
+    before = set(sys.modules), list(sys.path)
+    source = compile_triton(path, "doubled", LaunchSpec.parse({"args": args}, "doubled"), "sm_80")
+    assert source.kernel == "doubled"
+    assert {n for n in set(sys.modules) - before[0] if "outer_package" in n} == set()
+    assert sys.path == before[1]
+    Path(inner, "__init__.py").unlink()
+    with pytest.raises(BadInput, match="no known parent package"):
+        compile_triton(path, "doubled", LaunchSpec.parse({"args": args}, "doubled"), "sm_80")

@@ -52,7 +52,7 @@ from nostall.tuning.sources.ptx_source import load_ptx
 from nostall.tuning.sources.source import Source
 from nostall.tuning.sources.triton_source import compile_triton
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CAPABILITIES = (80, 90, 100, 120)
 MORE_CODE = 1.05
 _OPTIONS_OF_THE_SUITE = 4
@@ -183,6 +183,11 @@ def search(source: Source, older: Assembler, newest: Assembler, candidates: int)
     """The comparison and the search of one kernel."""
     command, newer = newer_binary(source, newest)
     case = Case(source, command, older_by_ptxas(source, command, older, newer), newer)
+    return searched(case, candidates)
+
+
+def searched(case: Case, candidates: int) -> Row:
+    """The report of a case and of the search for what was lost."""
     report = compare(case, Budget(evaluations=candidates)).to_json()
     del report["origin"]
     for name in ("older", "newer"):

@@ -15,9 +15,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nostall.core.errors import BadInput
-from nostall.papers.multiview.sampler import Model, State, first_state, monitored, sweep
-from nostall.papers.multiview.views import (
+from benchmarks.learners.multiview.sampler import Model, State, first_state, monitored, sweep
+from benchmarks.learners.multiview.views import (
     BaseMeasure,
     Floats,
     Priors,
@@ -27,6 +26,7 @@ from nostall.papers.multiview.views import (
     expected_features,
     latent_posterior,
 )
+from nostall.core.errors import BadInput
 from nostall.workload.learning.diagnostics import Convergence, convergence, fit_temperature, softmax
 
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-
-from nostall.papers.multiview.sampler import (
+from benchmarks.learners.multiview.sampler import (
     Components,
     Model,
     State,
@@ -28,7 +27,7 @@ from nostall.papers.multiview.sampler import (
     draw_weights,
     sweep,
 )
-from nostall.papers.multiview.views import (
+from benchmarks.learners.multiview.views import (
     BaseMeasure,
     LabelTerm,
     Priors,
@@ -36,6 +35,7 @@ from nostall.papers.multiview.views import (
     ViewParameters,
     draw_view,
 )
+
 from tests.unit.workload.learning.invariance import Statistics
 
 ITEMS, DIMENSIONS, FREQUENCIES = 5, 2, 5

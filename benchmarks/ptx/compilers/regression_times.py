@@ -37,7 +37,7 @@ from typing import Any
 
 from benchmarks.harness.comparison import comparison_record
 from benchmarks.harness.result_file import load, save
-from benchmarks.ptx.regressions import Job, jobs, machine_code
+from benchmarks.ptx.compilers.regressions import Job, jobs, machine_code
 from benchmarks.sass.build_comparison import BuildTimer, ProcessTimer
 from nostall.core.errors import NostallError
 from nostall.gpu import Kernel, LocalGpu

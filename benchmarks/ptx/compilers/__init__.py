@@ -1,0 +1,1 @@
+"""What newer compilers make slower: surveys, times, and kernels of public reports."""
