@@ -25,7 +25,7 @@ from benchmarks.learners.hidden_kinds import (
     hidden_pool,
     load,
 )
-from benchmarks.learners.multiview.classifier import MaxMarginMultiView
+from nostall.papers.multiview.classifier import MaxMarginMultiView
 from nostall.workload.learning.diagnostics import calibration_error, softmax
 from nostall.workload.learning.documents import count_matrix, vocabulary_of
 from nostall.workload.learning.labeller import FLOOR, KindLabeller, topic_model

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 from scipy.stats import chi2
-from tests.benchmarks.learners import view_states
+from tests.unit.papers import view_states
 from tests.unit.workload.learning import topic_states
 from tests.unit.workload.learning.topic_states import TopicState
 
 from benchmarks.harness.result_file import save
-from benchmarks.learners.multiview.sampler import State, first_state, sweep
+from nostall.papers.multiview.sampler import State, first_state, sweep
 from nostall.workload.learning.topics.classifier import Chain
 from nostall.workload.learning.topics.tokens import Documents
 

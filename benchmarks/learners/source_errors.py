@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any
 
-PACKAGES = {"topics": "nostall.workload.learning", "multiview": "benchmarks.learners"}
+PACKAGES = {"topics": "nostall.workload.learning", "multiview": "nostall.papers"}
 """Package of each learner."""
 
 
@@ -151,7 +151,7 @@ def checks(learner: str) -> Mapping[str, Callable[[Any], Any]]:
         from tests.unit.workload.learning import topic_states
 
         return {name: topic_states.topic_pair(step) for name, step in topic_states.STEPS.items()}
-    from tests.benchmarks.learners import view_states
+    from tests.unit.papers import view_states
 
     pairs = {name: view_states.view_pair(step) for name, step in view_states.STEPS.items()}
     return {**pairs, **view_states.LABEL_PAIRS}

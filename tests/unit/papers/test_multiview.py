@@ -7,10 +7,13 @@ import pytest
 
 pytest.importorskip("sklearn", reason="the learners need the extra nostall[learn]")
 
-from benchmarks.learners.multiview import sampler as spectrum
-from benchmarks.learners.multiview.classifier import MaxMarginMultiView
-from benchmarks.learners.multiview.sampler import draw_scales, draw_weights, leapfrog
-from benchmarks.learners.multiview.views import (
+from sklearn.base import clone
+
+from nostall.core.errors import BadInput
+from nostall.papers.multiview import sampler as spectrum
+from nostall.papers.multiview.classifier import MaxMarginMultiView
+from nostall.papers.multiview.sampler import draw_scales, draw_weights, leapfrog
+from nostall.papers.multiview.views import (
     BaseMeasure,
     LabelTerm,
     Priors,
@@ -20,17 +23,14 @@ from benchmarks.learners.multiview.views import (
     features,
     view_energy,
 )
-from benchmarks.learners.multiview.views import view_gradient as gradient_of_views
-from sklearn.base import clone
-
-from nostall.core.errors import BadInput
+from nostall.papers.multiview.views import view_gradient as gradient_of_views
 from nostall.workload.learning.diagnostics import (
     calibration_error,
     convergence,
     fit_temperature,
     softmax,
 )
-from tests.benchmarks.learners.view_states import LABEL_PAIRS, STEPS, view_pair
+from tests.unit.papers.view_states import LABEL_PAIRS, STEPS, view_pair
 from tests.unit.workload.learning.invariance import LIMIT, largest_z
 
 RNG = np.random.default_rng(0)

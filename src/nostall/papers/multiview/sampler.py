@@ -26,7 +26,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from benchmarks.learners.multiview.views import (
+from nostall.papers.multiview.views import (
     BaseMeasure,
     Floats,
     LabelTerm,

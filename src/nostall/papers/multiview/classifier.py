@@ -15,8 +15,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from benchmarks.learners.multiview.sampler import Model, State, first_state, monitored, sweep
-from benchmarks.learners.multiview.views import (
+from nostall.core.errors import BadInput
+from nostall.papers.multiview.sampler import Model, State, first_state, monitored, sweep
+from nostall.papers.multiview.views import (
     BaseMeasure,
     Floats,
     Priors,
@@ -26,7 +27,6 @@ from benchmarks.learners.multiview.views import (
     expected_features,
     latent_posterior,
 )
-from nostall.core.errors import BadInput
 from nostall.workload.learning.diagnostics import Convergence, convergence, fit_temperature, softmax
 
 

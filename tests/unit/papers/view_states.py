@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from benchmarks.learners.multiview.sampler import (
+
+from nostall.papers.multiview.sampler import (
     Components,
     Model,
     State,
@@ -27,7 +28,7 @@ from benchmarks.learners.multiview.sampler import (
     draw_weights,
     sweep,
 )
-from benchmarks.learners.multiview.views import (
+from nostall.papers.multiview.views import (
     BaseMeasure,
     LabelTerm,
     Priors,
@@ -35,7 +36,6 @@ from benchmarks.learners.multiview.views import (
     ViewParameters,
     draw_view,
 )
-
 from tests.unit.workload.learning.invariance import Statistics
 
 ITEMS, DIMENSIONS, FREQUENCIES = 5, 2, 5
