@@ -260,6 +260,7 @@ class GpuCharacterization:
                 part: {"host_call": name, "seconds": seconds}
                 for part, (name, seconds) in timeline.longest_calls.items()
             },
+            "launch_seconds_without_host_call": timeline.silent_seconds,
             "communication_seconds": timeline.communication,
             "overlap": timeline.overlap,
             "kernels": timeline.num_kernels,

@@ -106,8 +106,9 @@ def launching_calls(
 
     ``start`` and ``key`` have the shape [activities], ``call_start`` and ``call_key`` the shape
     [calls].  An activity and its call have the same key, for example a correlation id; negative
-    keys are unknown.  Ids of several processes can be equal and ids can wrap around, so of several
-    calls with the key the last one that began before the activity counts, else the first one.
+    keys are unknown, and so is 0 if several calls have it: profilers count from 1 and write 0 for
+    calls that launch nothing.  Ids of several processes can be equal and ids can wrap around, so of
+    several calls with the key the last one that began before the activity counts, else the first.
     """
     rows = np.full(len(key), -1, dtype=np.int64)
     if not len(call_key):
@@ -116,7 +117,7 @@ def launching_calls(
     keys, starts = call_key[order], call_start[order]
     first = np.searchsorted(keys, key, side="left")
     count = np.searchsorted(keys, key, side="right") - first
-    count[key < 0] = 0
+    count[(key < 0) | ((key == 0) & (count > 1))] = 0
     rows[count > 0] = order[first[count > 0]]
     for activity in np.flatnonzero(count > 1).tolist():
         low = int(first[activity])
@@ -128,6 +129,7 @@ def launching_calls(
 
 NO_LANE = "none, on lane"
 NO_PHASE = "without a valid phase"
+OPEN = "with a begin and an end (phases B and E) and without a duration"
 NO_TIME = "without a valid start or duration"
 OUT_OF_TIME = "with a time far outside the trace"
 NOT_AN_EVENT = "with other JSON than an event"
@@ -257,6 +259,8 @@ class ColumnBuilder:
                     self.lanes.name(event)
                 elif event.ph not in PHASES:
                     self.unusable[NO_PHASE] += 1
+                elif event.ph == "B":
+                    self.unusable[OPEN] += 1
                 continue
             role = role_of(event.cat) if event.cat else self._role_of_lane(event)
             if role is nothing:

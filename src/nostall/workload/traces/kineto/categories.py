@@ -33,16 +33,9 @@ _CATEGORIES = {
         *("privateuse1_runtime", "privateuse1_driver"),
     ),
     EventRole.OPERATOR: ("cpu_op", "Operator"),
-    EventRole.ANNOTATION: ("user_annotation",),
+    EventRole.ANNOTATION: ("user_annotation", "python_function"),
     EventRole.IGNORED: (
-        *(
-            "python_function",
-            "Trace",
-            "overhead",
-            "gpu_user_annotation",
-            "ac2g",
-            "async_cpu_to_gpu",
-        ),
+        *("Trace", "overhead", "gpu_user_annotation", "ac2g", "async_cpu_to_gpu"),
         *("fwdbwd", "forward_backward", "external_correlation", "cpu_instant_event", "cuda_sync"),
         *("cuda_event", "cuda_profiler_range", "mtia_insight", "mtia_counters", "collective_comm"),
         *("python", "PyTorch Profiler", "profile_event", "async"),
@@ -58,9 +51,10 @@ PHASES = frozenset("BEXiICbneSTpFstfPNODMVvRc(),=")
 
 SYNCHRONISING_CALL = re.compile(
     "Synchronize|urQueueFinish|urEventWait|piQueueFinish|piEventsWait|clFinish|clWaitForEvents|"
-    r"^(?:cuda|hip)Memcpy(?:2D|3D|WithStream)?(?:_v\d+)?$|^(?:cu|hip)Memcpy(?:DtoH|HtoD)(?:_v\d+)?$"
+    r"^(?:cuda|cu|hip)Memcpy(?!\w*(?:Async|Peer|DtoD|DtoA|AtoD|AtoA|ArrayToArray))"
 )
-"""Names of runtime calls in which the host waits for the GPU: copies that do not say async do."""
+"""Names of runtime calls in which the host waits for the GPU: copies that do not say async do,
+except for those within one GPU and between GPUs."""
 
 DATA_LOADER = "enumerate(DataLoader)"
 """Start of the name of PyTorch's data loader, as an annotation or as an operator."""

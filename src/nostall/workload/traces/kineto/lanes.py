@@ -19,7 +19,7 @@ _COPY = re.compile(r"^(?:gpu[_ ]?)?mem_?cpy|^copy(?:host|device)|^hcMemcpy", re.
 _FILL = re.compile(r"^(?:gpu[_ ]?)?mem_?set|^fillbuffer", re.IGNORECASE)
 _CALL = re.compile(r"^(?:cuda|cu|hip|ur|ze|pi)[A-Z]\w*")
 _PYTHON = ("$", "<built-in")
-"""Starts of the names of Python frames; they are nested around all other calls."""
+"""Starts of the names of Python frames."""
 
 
 @dataclass(slots=True)
@@ -81,12 +81,10 @@ class Lanes:
 
 def _host_role(event: Event) -> EventRole:
     name, args = str(event.name), event.args
-    if name.startswith(_PYTHON):
-        return EventRole.IGNORED
     if args is not None and args.step_num is not None:
         event.name = f"{PROFILER_STEP}#{args.step_num}"
         return EventRole.ANNOTATION
-    if name.startswith((PROFILER_STEP, DATA_LOADER)):
+    if name.startswith((PROFILER_STEP, DATA_LOADER, *_PYTHON)):
         return EventRole.ANNOTATION
     if _CALL.match(name):
         if args is not None and args.correlation is None:
