@@ -155,6 +155,9 @@ MAX_HOST_NAMES = 100_000
 """Limit of the names of host calls; a trace can have a new name for every call."""
 OTHER_NAMES = "(other names)"
 """Name of the host calls beyond that limit."""
+MIN_FRAME = 50.0
+"""Duration, in microseconds, of the shortest Python frame that is kept: most frames of a trace are
+shorter, and belong to what a launch costs the host."""
 MAX_UNPLACED = 5_000_000
 """Limit of the events without a category that wait for the names of their lanes."""
 MAX_CATEGORIES = 20
@@ -271,6 +274,8 @@ class ColumnBuilder:
                 self._add_call(event)
             elif role is None:
                 self._add_unknown(event)
+            elif role is EventRole.FRAME:
+                self._add_frame(event)
             elif role is EventRole.ANNOTATION:
                 self._add_annotation(event)
             else:
@@ -361,6 +366,11 @@ class ColumnBuilder:
         elif name.startswith(DATA_LOADER):
             self.loading.append((*span, self._thread(event)))
         else:
+            self._add_host_call(event, span, is_operator=False)
+
+    def _add_frame(self, event: Event) -> None:
+        span = self._span(event)
+        if span is not None and span[1] - span[0] >= MIN_FRAME:
             self._add_host_call(event, span, is_operator=False)
 
     def _add_operator(self, event: Event) -> None:

@@ -227,12 +227,13 @@ def test_python_frames_name_what_the_host_does_in_a_gap(tmp_path: Path) -> None:
         event("python_function", "train.py(9): train", 0, 1000),
         event("python_function", "train.py(3): load", 214, 602),
         event("python_function", "<built-in function sleep>", 215, 600),
+        event("python_function", "<built-in function len>", 300, 49),  # too short to be kept
     ]
     (timeline,) = timelines(tmp_path, *every_step(*frames))
     assert microseconds(timeline)["idle_host"] == 4 * 602
     name, seconds = timeline.longest_calls["idle_host"]
     assert name == "<built-in function sleep>" and seconds == pytest.approx(2400e-6)
-    assert timeline.silent_seconds == 0
+    assert timeline.silent_seconds == 0 and len(timeline.recording.host.start) == 12
 
 
 def test_a_gap_without_a_host_call_is_called_uncertain(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ class EventRole(IntEnum):
     """Call of the GPU runtime on the host."""
     OPERATOR = 4
     ANNOTATION = 5
-    IGNORED = 6
+    FRAME = 6
+    """Frame of Python on the host."""
+    IGNORED = 7
 
 
 # Old and new versions of Kineto spell categories differently.  ROCm writes CUDA's categories, with
@@ -33,7 +35,8 @@ _CATEGORIES = {
         *("privateuse1_runtime", "privateuse1_driver"),
     ),
     EventRole.OPERATOR: ("cpu_op", "Operator"),
-    EventRole.ANNOTATION: ("user_annotation", "python_function"),
+    EventRole.ANNOTATION: ("user_annotation",),
+    EventRole.FRAME: ("python_function",),
     EventRole.IGNORED: (
         *("Trace", "overhead", "gpu_user_annotation", "ac2g", "async_cpu_to_gpu"),
         *("fwdbwd", "forward_backward", "external_correlation", "cpu_instant_event", "cuda_sync"),

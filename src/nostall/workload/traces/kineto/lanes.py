@@ -81,10 +81,12 @@ class Lanes:
 
 def _host_role(event: Event) -> EventRole:
     name, args = str(event.name), event.args
+    if name.startswith(_PYTHON):
+        return EventRole.FRAME
     if args is not None and args.step_num is not None:
         event.name = f"{PROFILER_STEP}#{args.step_num}"
         return EventRole.ANNOTATION
-    if name.startswith((PROFILER_STEP, DATA_LOADER, *_PYTHON)):
+    if name.startswith((PROFILER_STEP, DATA_LOADER)):
         return EventRole.ANNOTATION
     if _CALL.match(name):
         if args is not None and args.correlation is None:
