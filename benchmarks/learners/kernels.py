@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.result_file import load, results, save
+from benchmarks.learners.figures import calibration_error
 from nostall.papers.multiview.classifier import MaxMarginMultiView
-from nostall.workload.learning.diagnostics import calibration_error, fit_temperature, softmax
+from nostall.workload.learning.diagnostics import fit_temperature, softmax
 from nostall.workload.learning.kernels import (
     COLUMNS,
     LAUNCH_COLUMNS,

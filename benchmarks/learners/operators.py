@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.result_file import save
+from benchmarks.learners.figures import calibration_error
 from benchmarks.learners.hidden_kinds import (
     Split,
     development_splits,
@@ -26,7 +27,7 @@ from benchmarks.learners.hidden_kinds import (
     load,
 )
 from nostall.papers.multiview.classifier import MaxMarginMultiView
-from nostall.workload.learning.diagnostics import calibration_error, softmax
+from nostall.workload.learning.diagnostics import softmax
 from nostall.workload.learning.documents import count_matrix, vocabulary_of
 from nostall.workload.learning.labeller import FLOOR, KindLabeller, topic_model
 
