@@ -210,7 +210,8 @@ def _pipeline(split: Split, words: str, temper: float, eta: float) -> dict[str, 
     """The forest flags documents; the topic model groups the flagged ones."""
     train = [d for d, labelled in zip(split.documents, split.is_labelled, strict=True) if labelled]
     labeller = KindLabeller(train)
-    flagged = ~split.is_labelled & (labeller.novelties(split.documents) >= labeller.threshold)
+    votes = labeller.forest.predict_proba(labeller.features_of(split.documents))
+    flagged = ~split.is_labelled & (1.0 - votes.max(axis=1) >= labeller.threshold)
     found = np.full(len(split.kinds), -1)
     number = 0
     if flagged.any():

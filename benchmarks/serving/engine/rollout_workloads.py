@@ -57,6 +57,11 @@ class Workload(Protocol):
         ...
 
     @property
+    def shares(self) -> bool:
+        """Whether most of a prompt is in several requests."""
+        ...
+
+    @property
     def histories(self) -> int:
         """Numbers of shared tokens that follow each other, :data:`REPEATS` generations each."""
         ...
@@ -80,6 +85,10 @@ class GrowingRollout(Rollout):
     @property
     def longest(self) -> int:
         return self._shared(self.histories - 1) + OWN + (self.new or MOST_OUTPUT)
+
+    @property
+    def shares(self) -> bool:
+        return self.samples > 1
 
     @property
     def histories(self) -> int:
@@ -127,6 +136,10 @@ class TraceRequests:
     parts: int
     """A block of 512 prompt tokens of the trace has so many times fewer, so that they fit."""
     new: int
+
+    @property
+    def shares(self) -> bool:
+        return False
 
     @property
     def histories(self) -> int:

@@ -502,10 +502,14 @@ class ColumnBuilder:
             synchronizes=waits[name],
         )
 
-    def host_calls(self, origin: float) -> HostCalls:
-        """The operators and annotations, in seconds since ``origin``, the longer one first."""
+    def host_calls(self, origin: float, rows: np.ndarray | None = None) -> HostCalls:
+        """The operators and annotations, in seconds since ``origin``, the longer one first.
+
+        ``rows``: mask of those that are wanted; None: all.
+        """
         start, end = np.array(self.host_start), np.array(self.host_end)
         order = np.lexsort((-end, start))
+        order = order if rows is None else order[rows[order]]
         return HostCalls(
             start=(start[order] - origin) * TIME_UNIT,
             end=(end[order] - origin) * TIME_UNIT,

@@ -21,6 +21,16 @@ class NoGpuActivity(BadTrace):
     """A trace has events, and none of them ran on a GPU."""
 
 
+def read_columns(path: Path, progress: Progress | None) -> tuple[TraceFile, ColumnBuilder]:
+    """The columns of a trace, and its file, which was read to its end."""
+    file = TraceFile(path, progress)
+    columns = ColumnBuilder()
+    for events in file.event_lists(columns.decode):
+        columns.add(events)
+    columns.finish()
+    return file, columns
+
+
 def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
     """Read one trace, plain or gzipped; memory holds only GPU activities and calls on the host.
 
@@ -28,11 +38,7 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
     :class:`~nostall.core.errors.BadTrace` if the file has no events (with the position of the
     damage), and :class:`NoGpuActivity` if none of them is a GPU activity.
     """
-    file = TraceFile(path, progress)
-    columns = ColumnBuilder()
-    for events in file.event_lists(columns.decode):
-        columns.add(events)
-    columns.finish()
+    file, columns = read_columns(path, progress)
     if not columns.events:
         cause = "; ".join(file.remarks) or "the list is empty"
         raise BadTrace(f"{path}: no events: {cause}; record the trace again")
