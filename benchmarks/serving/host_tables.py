@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.columns import PROGRAMS, REDUCTIONS, SCRATCH_ROWS, UNITS
-from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS
+from nostall.serving.tables.costs import FRACTION_BITS
+from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS, cut_rules
+from nostall.serving.tables.prefix.forest import FOREST_COLUMNS, NODE_TOKENS, arrange, gain_of
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
-from nostall.serving.tables.settings import TableCapacity, TaskTables
+from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
 
 Int32s = NDArray[np.int32]
 
@@ -107,3 +109,20 @@ def _find_leaders(table: Int32s, pages: Int32s, leaders: Int32s, shared: Int32s)
                 deepest = common
                 leaders[sequence] = other
         shared[sequence] = deepest
+
+
+def saved_ns(query_lengths: Int32s, group: PrefixGroup, settings: TableSettings) -> float:
+    """Time of each program that reading a group's prefix once saves, by the costs of units.
+
+    ``TileSet.least_saved_ns`` is compared with it. 0 for too few shared keys.
+    """
+    rules = cut_rules(settings)
+    prefixes = SharedPrefixes.of((group,), len(query_lengths))
+    forest = np.zeros((len(query_lengths), FOREST_COLUMNS), np.int32)
+    arrange(query_lengths, prefixes, forest)
+    node = int(np.argmax(forest[:, NODE_TOKENS]))
+    keys = int(prefixes.tokens[node]) // rules.kv_align * rules.kv_align
+    if rules.least_prefix == 0 or keys < rules.least_prefix:
+        return 0.0
+    saved = int(gain_of(node, prefixes, rules, forest)) * keys
+    return saved * rules.kv_heads / (settings.programs << FRACTION_BITS)

@@ -20,8 +20,8 @@ from nostall.workload.traces.kineto.categories import (
     ROLES,
     SYNCHRONISING_CALL,
     EventRole,
+    Lanes,
 )
-from nostall.workload.traces.kineto.lanes import Lanes
 from nostall.workload.traces.kineto.schema import (
     MAX_ID,
     Event,

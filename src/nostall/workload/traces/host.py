@@ -15,8 +15,8 @@ from nostall.workload.traces.event_columns import (
     outer_steps,
     spans,
 )
-from nostall.workload.traces.kineto.metadata import read_metadata
 from nostall.workload.traces.kineto.reader import read_columns
+from nostall.workload.traces.kineto.schema import read_metadata
 from nostall.workload.traces.recording import HostCalls, RuntimeCalls
 
 

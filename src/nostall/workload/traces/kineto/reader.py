@@ -11,8 +11,7 @@ from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
 from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.event_columns import ColumnBuilder, event_remarks, outer_steps, spans
-from nostall.workload.traces.kineto.metadata import read_metadata
-from nostall.workload.traces.kineto.schema import Metadata
+from nostall.workload.traces.kineto.schema import Metadata, read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
 from nostall.workload.traces.stream import TraceFile
 
