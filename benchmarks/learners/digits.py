@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.result_file import save
 from benchmarks.learners.digit_views import Data, load_digit_views, load_multiple_features, splits
+from benchmarks.learners.figures import calibration_error
 from nostall.papers.multiview.classifier import MaxMarginMultiView
-from nostall.workload.learning.diagnostics import calibration_error, fit_temperature, softmax
+from nostall.workload.learning.diagnostics import fit_temperature, softmax
 
 Array = NDArray[Any]
 SIZES = (5, 20, 80)

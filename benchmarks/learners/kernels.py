@@ -13,6 +13,8 @@ over kinds of kernels.  ``--corpus`` also writes the labelled kernels that nosta
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,16 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.result_file import load, results, save
+from benchmarks.learners.figures import calibration_error
+from nostall.core.files.atomic import write_atomically
 from nostall.papers.multiview.classifier import MaxMarginMultiView
-from nostall.workload.learning.diagnostics import calibration_error, fit_temperature, softmax
+from nostall.workload.learning.diagnostics import fit_temperature, softmax
 from nostall.workload.learning.kernels import (
     COLUMNS,
-    LAUNCH_COLUMNS,
+    FORMAT,
     KernelLabeller,
     LabelledLaunch,
     Launch,
     features_of,
-    write_launches,
 )
 from nostall.workload.traces.work_kinds import matching_rule
 
@@ -39,6 +42,8 @@ Array = NDArray[Any]
 TRACES = results("learners") / "gpu_traces.json.gz"
 COMPUTE = ("matrix product", "convolution", "attention")
 MEMORY = "memory-bound"
+LAUNCH_COLUMNS = 11
+"""The first columns of features, which do not depend on the GPU's speed."""
 KERNELS_OF_A_MODEL = {MEMORY: 12, **dict.fromkeys(COMPUTE, 12)}
 """Launches of a kind that one model contributes at most: large models have hundreds alike."""
 TRAINING = 1200
@@ -72,6 +77,27 @@ def labelled_launches(traces: Any) -> list[tuple[str, LabelledLaunch]]:
             chosen = rng.permutation(len(members))[: KERNELS_OF_A_MODEL[kind]]
             rows += [(model["kind"], members[i]) for i in sorted(chosen)]
     return rows
+
+
+def write_launches(path: Path, launches: Sequence[LabelledLaunch]) -> None:
+    """Write labelled launches as compressed JSON; equal launches give equal bytes."""
+    kinds = sorted({launch.kind for launch in launches})
+    models = sorted({launch.model for launch in launches})
+    rows = [
+        [
+            kinds.index(row.kind),
+            models.index(row.model),
+            *row.launch.grid,
+            *row.launch.block,
+            row.launch.registers,
+            row.launch.shared_memory,
+            row.launch.microseconds,
+        ]
+        for row in launches
+    ]
+    body = {"format": FORMAT, "kinds": kinds, "models": models, "launches": rows}
+    text = json.dumps(body, separators=(",", ":"))
+    write_atomically(path, gzip.compress(text.encode(), mtime=0))
 
 
 def main(options: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.result_file import save
+from benchmarks.learners.figures import calibration_error
 from benchmarks.learners.hidden_kinds import (
     Split,
     development_splits,
@@ -26,7 +27,7 @@ from benchmarks.learners.hidden_kinds import (
     load,
 )
 from nostall.papers.multiview.classifier import MaxMarginMultiView
-from nostall.workload.learning.diagnostics import calibration_error, softmax
+from nostall.workload.learning.diagnostics import softmax
 from nostall.workload.learning.documents import count_matrix, vocabulary_of
 from nostall.workload.learning.labeller import FLOOR, KindLabeller, topic_model
 
@@ -209,7 +210,8 @@ def _pipeline(split: Split, words: str, temper: float, eta: float) -> dict[str, 
     """The forest flags documents; the topic model groups the flagged ones."""
     train = [d for d, labelled in zip(split.documents, split.is_labelled, strict=True) if labelled]
     labeller = KindLabeller(train)
-    flagged = ~split.is_labelled & (labeller.novelties(split.documents) >= labeller.threshold)
+    votes = labeller.forest.predict_proba(labeller.features_of(split.documents))
+    flagged = ~split.is_labelled & (1.0 - votes.max(axis=1) >= labeller.threshold)
     found = np.full(len(split.kinds), -1)
     number = 0
     if flagged.any():

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.result_file import save
+from benchmarks.serving.host_tables import to_host
 from nostall.serving.batch.examples import EXAMPLES, Draw, draw_batch, example
 from nostall.serving.batch.ragged import RaggedBatch
 from nostall.serving.tables.costs import TileSet
@@ -63,7 +64,7 @@ def device_result(
 
     builder = DeviceBuilder.of(settings, host.capacity)
     lengths = [torch.from_numpy(array).cuda() for array in (batch.query_starts, batch.kv_lengths)]
-    tables = builder.build(*lengths).to_host(host.capacity)
+    tables = to_host(builder.build(*lengths), host.capacity)
     expected = host.build(batch.query_lengths, batch.kv_lengths)
     names = ("used_tasks", "used_reductions", "program_offsets", "counts")
     is_equal = all(np.array_equal(getattr(tables, name), getattr(expected, name)) for name in names)

@@ -340,7 +340,7 @@ def compare_exchange(
 
 def compare_transfer(paths: Sequence[Path], fitted: Hardware) -> dict[str, Any]:
     """Predicted and measured transfer time of the AllReduces of one step, without waiting."""
-    collectives = match_collectives(read_ranks(paths).recordings)
+    collectives, _ = match_collectives(read_ranks(paths).recordings)
     all_reduces = [c for c in collectives if "AllReduce" in c.name]
     world_size = len(paths)
     nvlink = fitted.curve(Resource.NVLINK)

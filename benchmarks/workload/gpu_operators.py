@@ -24,7 +24,7 @@ import torch
 from torch.nn import functional
 
 from nostall.workload.jobs.record import OperatorKind
-from nostall.workload.modules.operator_counter import count_call
+from nostall.workload.modules.operator_counter import OperatorCounter
 
 Call = Callable[[], Any]
 T = TypeVar("T")
@@ -51,7 +51,9 @@ def main() -> None:
     records = []
     grid = Grid(options.device, options.tiny)
     for case in cases(grid):
-        counts = count_call(case.call)
+        with OperatorCounter() as counter:
+            case.call()
+        counts = counter.counts()
         of_kind = [o for o in counts.operators if o.kind is case.kind]
         all_bytes = sum(o.bytes_moved for o in counts.operators)
         kind_bytes = sum(o.bytes_moved for o in of_kind)

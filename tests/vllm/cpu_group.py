@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.serving.host_tables import prefixes_in_pages
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends import flash_attn
 
@@ -25,7 +26,6 @@ from nostall.serving.attention.launch import FP8, PagedCache, Scales
 from nostall.serving.tables.columns import PREFIX_ROWS
 from nostall.serving.tables.device import Totals
 from nostall.serving.tables.host import HostBuilder
-from nostall.serving.tables.prefix.leaders import SharedPrefixes
 
 PAGE = 16
 HEADS, KV_HEADS, DIMS = 4, 2, 64
@@ -87,7 +87,7 @@ class HostGroupedTables(GroupedStepTables):
     def build(self, batch: Any) -> None:
         starts, lengths, table = (tensor.numpy().astype(np.int32) for tensor in batch[:3])
         queries = np.diff(starts)
-        prefixes = SharedPrefixes.in_pages(table, queries, lengths, PAGE)
+        prefixes = prefixes_in_pages(table, queries, lengths, PAGE)
         self.last = self.host.build(queries, np.maximum(lengths, queries), prefixes)
         self.builds += 1
         self.shared += int(self.last.counts[PREFIX_ROWS] > 0)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.serving.attention.inputs import DEVICE, DTYPE, HAS_GPU, MOST_COPIES
 from benchmarks.serving.attention.peers import flash_attention_3
+from benchmarks.serving.host_tables import prefixes_in_pages, to_host
 from nostall.serving.attention.config import AttentionPlan, AttentionShape
 from nostall.serving.attention.launch import (
     AttentionBuffers,
@@ -34,7 +35,7 @@ from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import PREFIX_ROWS, REDUCTIONS, SAVED_NS, SCRATCH_ROWS, UNITS
 from nostall.serving.tables.device import DeviceBuilder, Prefixes
 from nostall.serving.tables.host import HostBuilder, needed_capacity
-from nostall.serving.tables.prefix.leaders import NO_PREFIXES, SharedPrefixes
+from nostall.serving.tables.prefix.leaders import NO_PREFIXES
 from nostall.serving.tables.settings import TableSettings, TaskTables
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Step:
         )
         step = Step(_inputs(ragged, shape), plan, builder, buffers)
         step.build()
-        builder.tables.to_host(capacity)
+        to_host(builder.tables, capacity)
         return step
 
     @property
@@ -198,7 +199,7 @@ class Step:
         lengths = ragged.query_lengths, ragged.kv_lengths
         prefixes = NO_PREFIXES
         if not is_apart:
-            prefixes = SharedPrefixes.in_pages(ragged.block_table, *lengths, PAGE)
+            prefixes = prefixes_in_pages(ragged.block_table, *lengths, PAGE)
         settings = plan.table_settings(self.shape, sms())
         capacity = needed_capacity(*lengths, settings, prefixes)
         return HostBuilder.of(settings, capacity).build(*lengths, prefixes)
@@ -316,7 +317,7 @@ class Checker:
         )
         prefixes = Prefixes(block_table=tensors.block_table, page_size=PAGE)
         self.builder.build(tensors.query_starts, tensors.kv_lengths, prefixes)
-        tables = self.builder.tables.to_host(self.capacity)
+        tables = to_host(self.builder.tables, self.capacity)
         lengths = ragged.query_lengths, ragged.kv_lengths
         exact_size = needed_capacity(*lengths, self.settings)
         alone = HostBuilder.of(self.settings, exact_size).build(*lengths)

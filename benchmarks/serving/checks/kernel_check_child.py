@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.serving.host_tables import prefixes_in_pages, to_host
 from nostall.serving.attention.config import AttentionPlan, AttentionShape, TileConfig
 from nostall.serving.attention.launch import (
     AttentionBuffers,
@@ -26,7 +27,6 @@ from nostall.serving.batch.ragged import RaggedBatch, pack_trees
 from nostall.serving.tables.columns import PREFIX_ROWS, REDUCTIONS, UNITS
 from nostall.serving.tables.device import DeviceBuilder, Prefixes
 from nostall.serving.tables.host import HostBuilder, build_tables
-from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity
 
 HAS_GPU = torch.cuda.is_available()
@@ -208,7 +208,7 @@ def check_tables(variant: Variant, seed: int) -> dict[str, Any]:
     # Page 0 is shared with nobody.
     pages = np.where(ragged.block_table < 0, 0, ragged.block_table + 1)
     lengths_and_page = ragged.query_lengths, ragged.kv_lengths, ragged.page_size
-    prefixes = SharedPrefixes.in_pages(pages, *lengths_and_page)
+    prefixes = prefixes_in_pages(pages, *lengths_and_page)
     settings = variant.plan.table_settings(variant.shape, 132)
     capacity = TABLE_CAPACITY
     host = HostBuilder.of(settings, capacity).build(
@@ -219,7 +219,7 @@ def check_tables(variant: Variant, seed: int) -> dict[str, Any]:
     on_device = Prefixes(block_table=table, page_size=ragged.page_size)
     builder = DeviceBuilder.of(settings, capacity, str(DEVICE))
     device = builder.build(*lengths, on_device if settings.tiles.least_prefix else None)
-    device_tables = device.to_host(capacity)
+    device_tables = to_host(device, capacity)
     names = ("used_tasks", "used_reductions", "used_prefix_rows", "program_offsets", "counts")
     differ = [n for n in names if not np.array_equal(getattr(host, n), getattr(device_tables, n))]
     queries, keys = ragged.query_lengths.tolist(), ragged.kv_lengths.tolist()

@@ -21,6 +21,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -28,10 +30,17 @@ from typing import Any
 
 from benchmarks.harness.result_file import head, save
 from benchmarks.serving.engine.model import LLAMA
+from benchmarks.serving.engine.rollout_workloads import (
+    LONGEST,
+    Workload,
+    compare,
+    parse_workload,
+    plan_of,
+    profile,
+)
 from nostall.attach.rollouts.engine import Engine, check_vllm
-from nostall.attach.rollouts.job import KINDS, Settings, compare, rate, rates, started
-from nostall.attach.rollouts.turns import TurnPlan, measure, profile
-from nostall.attach.rollouts.workload import Workload, parse_workload
+from nostall.attach.rollouts.job import Settings, arguments_of, rate, rates, started
+from nostall.attach.rollouts.turns import measure
 from nostall.core.errors import BadInput
 
 AZURE = "AzureLLMInferenceTrace_conv.csv"
@@ -54,6 +63,50 @@ PROFILE_S = 10.0
 """Most seconds in which a workload is profiled."""
 END_S = 20.0
 """Seconds in which the engines give their counts and end."""
+
+
+CHILD = "benchmarks.serving.engine.rollout_child"
+"""Module of the process that holds one engine."""
+_V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an engine computes attention."""
+
+    backend: str
+    """Name of vLLM's enumeration."""
+    environment: Mapping[str, str]
+    cascade: bool = False
+    """Whether vLLM may read the prefix that a whole batch shares once."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "FLASH_ATTN": Kind("FLASH_ATTN", {}),
+    "CUSTOM": Kind("CUSTOM", {}),
+    "ALL": Kind("CUSTOM", {"NOSTALL_VLLM_ATTENTION": "all"}),
+    "TRITON_ATTN": Kind("TRITON_ATTN", {}),
+    "CASCADE": Kind("FLASH_ATTN", _V1, cascade=True),
+    "V1": Kind("CUSTOM", _V1),
+    "CPU_ATTN": Kind("CPU_ATTN", {}),
+    "CPU_AGAIN": Kind("CPU_ATTN", {}),
+}
+"""Engines by name. FLASH_ATTN: as vLLM starts it; CUSTOM: the plug-in with its default; ALL: with
+all steps; CASCADE and V1: FLASH_ATTN and CUSTOM in the V1 model runner, which alone has cascade
+attention; CPU_ATTN and CPU_AGAIN: vLLM's CPU build, to try a measurement without a GPU."""
+
+
+def engine_of(options: argparse.Namespace, name: str, own: Path, settings: Settings) -> Engine:
+    """The engine of a name of :data:`KINDS`."""
+    kind = KINDS[name]
+    arguments = [CHILD, *arguments_of(kind.backend, own, settings)]
+    arguments += ["--cache-dtype", options.cache_dtype]
+    arguments += ["--cascade"] if kind.cascade else []
+    arguments += ["--traces", str(options.traces.resolve())] if options.traces else []
+    environment = dict(kind.environment)
+    if options.compiled is not None:
+        environment["VLLM_CACHE_ROOT"] = str(options.compiled.resolve() / name)
+    return Engine(name, own, arguments, environment)
 
 
 def equal_tokens(ours: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:
@@ -99,13 +152,11 @@ def main(options: argparse.Namespace) -> int:
     workloads = [parse_workload(text, options.traces) for text in texts]
     for workload in workloads:
         workload.requests()  # Errors of traces come before the engines start.
-    plans = [TurnPlan.of(workload, options.rounds, options.steps) for workload in workloads]
+    plans = [plan_of(workload, options.rounds, options.steps) for workload in workloads]
     model = TINY if options.tiny else {**LLAMA, "num_hidden_layers": options.layers}
-    settings = Settings(
-        json.dumps(model), options.cache_gib, traces=options.traces, compiled=options.compiled,
-        cache_dtype=options.cache_dtype,
-    )  # fmt: skip
-    with started(options.engines, settings, options.start_s) as engines:
+    settings = Settings(json.dumps(model), options.cache_gib, LONGEST)
+    make = partial(engine_of, options)
+    with started(options.engines, settings, options.start_s, make) as engines:
         _say(begin, "started")
         for workload, plan in zip(workloads, plans, strict=True):
             until = end - options.profile_s

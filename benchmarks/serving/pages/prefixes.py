@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render, source
 from benchmarks.serving.attention.prefix_groups import Case
+from benchmarks.serving.host_tables import saved_ns
 from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.space import plan_of
 from nostall.serving.tables.columns import PREFIX_ROWS
 from nostall.serving.tables.costs import LEAST_SAVED_NS
 from nostall.serving.tables.host import build_tables
-from nostall.serving.tables.prefix.forest import saved_ns
 
 FOLDER = results("serving")
 PREFIXES = FOLDER / "prefix_groups_h200.json.gz"

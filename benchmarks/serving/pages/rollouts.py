@@ -10,8 +10,8 @@ from benchmarks.harness.markdown import link
 from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render, source
 from benchmarks.serving.attention.prefix_forests import BANDWIDTH
-from nostall.attach.rollouts.job import compare, rate, rate_with_prompts, rates, whole_rate
-from nostall.attach.rollouts.workload import Workload, parse_workload
+from benchmarks.serving.engine.rollout_workloads import Workload, compare, parse_workload
+from nostall.attach.rollouts.job import rate, rate_with_prompts, rates, whole_rate
 from nostall.core.measurement import Comparison
 
 FOLDER = results("serving")

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +27,7 @@ import pydantic
 
 from nostall.core.errors import BadTrace
 from nostall.core.files.atomic import check_content
+from nostall.core.text.suggest import wrong_separator
 from nostall.core.validation import first_problem
 
 
@@ -53,6 +54,8 @@ Reader = Callable[[Path, int | None], list[Request]]
 def load_requests(path: Path, limit: int | None = None) -> list[Request]:
     """The first ``limit`` requests of a trace file, by arrival.
 
+    A file whose first requests are not sorted is read to its end.
+
     Formats: CSV of the Azure LLM inference traces (2023 and 2024) and of BurstGPT, JSON lines of
     the Mooncake traces. The first byte decides. Raises :class:`BadTrace` if the file has another
     format or no request.
@@ -66,7 +69,11 @@ def load_requests(path: Path, limit: int | None = None) -> list[Request]:
             f"trace {path} is compressed with gzip; run 'gunzip -k' on it and give the result"
         )
     reader: Reader = read_mooncake if first.startswith(b"{") else read_csv
-    requests = reader(path, limit)
+    requests = reader(path, None if limit is None else limit + 1)
+    if limit is not None:
+        if any(first.arrival_s > second.arrival_s for first, second in pairwise(requests)):
+            requests = sorted(reader(path, None), key=lambda request: request.arrival_s)
+        requests = requests[:limit]
     if not requests:
         raise BadTrace(f"trace {path} has no request; give a trace with one or more")
     start = min(request.arrival_s for request in requests)
@@ -135,7 +142,7 @@ def read_csv(path: Path, limit: int | None = None) -> list[Request]:
         allowed = "; ".join(f"{', '.join(form.columns)} ({form.name})" for form in FORMATS)
         raise BadTrace(
             f"trace {path} begins with the columns {names}; allowed are {allowed}; or JSON lines "
-            "(Mooncake)"
+            f"(Mooncake){wrong_separator(names or ())}"
         )
 
 

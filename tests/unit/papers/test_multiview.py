@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="the learners need the extra nostall[learn]")
 
+from benchmarks.learners.figures import calibration_error
 from sklearn.base import clone
 
 from nostall.core.errors import BadInput
@@ -24,12 +25,7 @@ from nostall.papers.multiview.views import (
     view_energy,
 )
 from nostall.papers.multiview.views import view_gradient as gradient_of_views
-from nostall.workload.learning.diagnostics import (
-    calibration_error,
-    convergence,
-    fit_temperature,
-    softmax,
-)
+from nostall.workload.learning.diagnostics import convergence, fit_temperature, softmax
 from tests.unit.papers.view_states import LABEL_PAIRS, STEPS, view_pair
 from tests.unit.workload.learning.invariance import LIMIT, largest_z
 

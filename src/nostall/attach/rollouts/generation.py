@@ -2,82 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-from nostall.attach.rollouts.workload import Workload, distinct_tokens
-
-ATTENTION = re.compile(
-    r"flash|fmha|meta_attention|reduce_splits|tall_|unified_attention|reduce_segments|"
-    r"varlen_num_blocks",
-    re.IGNORECASE,
-)
-"""Names of kernels that compute attention: FlashAttention's, nostall's, and those of vLLM."""
-SHOWN = 30
-"""Kernels of most time that are listed."""
-
-
-class Event(NamedTuple):
-    """A kernel, or another operation of the GPU."""
-
-    name: str
-    start_us: float
-    end_us: float
-
-
-def profile_steps(run: Callable[[], None]) -> dict[str, Any]:
-    """Times of what the GPU runs while ``run`` runs, or ``problem``: why they are not known.
-
-    Needs PyTorch's profiler with CUPTI, which records the kernels of CUDA graphs, too.
-    """
-    try:
-        import torch
-        from torch.profiler import ProfilerActivity, profile
-
-        began = time.perf_counter()
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            begin = time.perf_counter()
-            run()
-            seconds = time.perf_counter() - begin
-        device = torch.autograd.DeviceType.CUDA
-        events = [
-            Event(event.name, event.time_range.start, event.time_range.end)
-            for event in profiler.events()
-            if event.device_type == device and not getattr(event, "is_user_annotation", False)
-        ]
-    except Exception as error:  # A missing profiler must not end a measurement of rates.
-        return {"problem": f"{type(error).__name__}: {error}"[:300]}
-    return summary(events) | {"seconds": seconds, "profiler_s": time.perf_counter() - began}
-
-
-def summary(events: Iterable[Event]) -> dict[str, Any]:
-    """Sums in us: ``busy`` is the time in which anything runs, ``span`` first start to last end."""
-    kernels: dict[str, list[float]] = {}
-    ordered = sorted(events, key=lambda event: event.start_us)
-    if not ordered:
-        return {"problem": "the profiler saw no kernel"}
-    busy, reached = 0.0, ordered[0].start_us
-    attention = attention_reached = 0.0
-    for event in ordered:
-        busy += max(0.0, event.end_us - max(reached, event.start_us))
-        reached = max(reached, event.end_us)
-        if ATTENTION.search(event.name):
-            attention += max(0.0, event.end_us - max(attention_reached, event.start_us))
-            attention_reached = max(attention_reached, event.end_us)
-        calls = kernels.setdefault(event.name[:120], [0, 0.0])
-        calls[0] += 1
-        calls[1] += event.end_us - event.start_us
-    most = sorted(kernels.items(), key=lambda item: -item[1][1])
-    return {
-        "busy_us": busy,
-        "span_us": reached - ordered[0].start_us,
-        "attention_us": attention,
-        "kernels": {name: [count, round(us, 1)] for name, (count, us) in most[:SHOWN]},
-        "other_us": sum(us for _, (_, us) in most[SHOWN:]),
-    }
-
+from nostall.attach.rollouts.workload import Requests
 
 COMPARED = 12
 """First tokens of each request that are compared between engines."""
@@ -93,14 +21,8 @@ class Generation:
         self.first: dict[str, list[int]] = {}
         self.count = self.number = 0
 
-    def prepare(self, workload: Workload, generation: int, most: int | None) -> dict[str, Any]:
-        """Cache the shared prompts, and start the requests, until all that fit have a token.
-
-        ``most``: most generated tokens of a request; None: as the workload says. Where it is given,
-        the tokens in distinct pages are counted too.
-        """
-        requests = workload.requests(generation)
-        outputs = [min(output, most or output) for output in requests.outputs]
+    def prepare(self, requests: Requests, generation: int) -> dict[str, Any]:
+        """Cache the shared prompts, and start the requests, until all that fit have a token."""
         self.clock.take_us()
         began = time.perf_counter()
         self._add(requests.cached, [1] * len(requests.cached))
@@ -108,18 +30,17 @@ class Generation:
             self.engine.step()
         cached = time.perf_counter()
         self.first, self.count = {}, 0
-        self._add(requests.prompts, outputs)
-        while len(self.first) < min(len(outputs), self.slots):
-            self._step()
+        self._add(requests.prompts, requests.outputs)
+        while len(self.first) < min(len(requests.outputs), self.slots):
+            self.step()
         wait_for_device()
-        about = {
+        return {
             "cache_prompts_s": cached - began,
             "first_tokens_s": time.perf_counter() - cached,
             "first_tokens": self.count,
-            "requests": len(outputs),
+            "requests": len(requests.outputs),
             "generation": generation,
         }
-        return about | ({"distinct_tokens": distinct_tokens(requests.prompts)} if most else {})
 
     def decode(self, steps: int) -> dict[str, Any]:
         """Time so many steps, or those that are left."""
@@ -129,7 +50,7 @@ class Generation:
         began = time.perf_counter()
         while len(each) < steps and self.engine.has_unfinished_requests():
             start = time.perf_counter()
-            self._step()
+            self.step()
             each.append(time.perf_counter() - start)
         wait_for_device()
         seconds = time.perf_counter() - began
@@ -146,7 +67,7 @@ class Generation:
         """Run to the end of all requests; their first tokens, and the host's time of a build."""
         began = time.perf_counter()
         while self.engine.has_unfinished_requests():
-            self._step()
+            self.step()
         wait_for_device()
         return {
             "finish_s": time.perf_counter() - began,
@@ -154,17 +75,6 @@ class Generation:
             "build_us": self.clock.take_us(),
             "compared": [self.first[name][:COMPARED] for name in sorted(self.first)],
         }
-
-    def profile(self, steps: int) -> dict[str, Any]:
-        """What the GPU ran in so many steps."""
-        wait_for_device()
-
-        def run() -> None:
-            for _ in range(steps):
-                self._step()
-            wait_for_device()
-
-        return {"steps": steps, **profile_steps(run)}
 
     def _add(self, prompts: list[list[int]], outputs: list[int]) -> None:
         from vllm.sampling_params import RequestOutputKind
@@ -183,7 +93,8 @@ class Generation:
             name = f"{self.number}:{index:05}:"
             self.engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Run one step of the engine, and count its tokens."""
         for output in self.engine.step():
             tokens = output.outputs[0].token_ids
             # Some versions append a suffix of their own to the names of requests.

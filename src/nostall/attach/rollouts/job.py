@@ -17,16 +17,13 @@ from statistics import median
 from time import monotonic
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from nostall.attach.rollouts.engine import Engine
 from nostall.attach.rollouts.model import GIB, Memory, Model
 from nostall.attach.rollouts.turns import Asked, TurnPlan, measure
-from nostall.attach.rollouts.workload import LONGEST, PAGE, REPEATS, Rollout, distinct_tokens
+from nostall.attach.rollouts.workload import PAGE, REPEATS, Rollout, distinct_tokens
 from nostall.core.errors import BadInput
 from nostall.core.measurement import Comparison
 
-RESAMPLES = 2000
 Row = Mapping[str, Any]
 """A workload of one engine."""
 
@@ -36,6 +33,10 @@ class Pair(NamedTuple):
 
     ours: Row
     base: Row
+
+
+Interval = Callable[[Sequence[Pair]], tuple[float, float, float]]
+"""The ratio of pairs, and the ends of its interval."""
 
 
 def rates(row: Row) -> list[float]:
@@ -49,17 +50,18 @@ def rate(turns: Sequence[Row]) -> float:
     return tokens / seconds
 
 
-def compare(ours: Row, base: Row, *, is_ragged: bool = False) -> Comparison:
+def compare(ours: Row, base: Row, interval: Interval | None = None) -> Comparison:
     """Token rate of ``ours`` over that of ``base``.
 
-    The ratio is the median of the turns' pairs, or of all tokens over all seconds if the requests
-    end at different steps (``is_ragged``): such turns differ. The null has both engines' turns over
-    their own turns of the equal generation before; [1, 1] if there is none.
+    The ratio is the median of the turns' pairs; another ``interval`` gives another ratio of pairs
+    and its ends. The null has both engines' turns over their own turns of the equal generation
+    before; [1, 1] if there is none.
     """
     pairs = [Pair(a, b) for a, b in zip(ours["turns"], base["turns"], strict=False)]
-    ratio, low, high = _interval(pairs, is_ragged)
+    of = interval or _interval
+    ratio, low, high = of(pairs)
     again = [pair for row in (ours, base) for pair in repeated(row)]
-    _, null_low, null_high = _interval(again, is_ragged) if again else (1.0, 1.0, 1.0)
+    _, null_low, null_high = of(again) if again else (1.0, 1.0, 1.0)
     return Comparison(ratio, low, high, null_low, null_high, "measured")
 
 
@@ -97,55 +99,15 @@ def _whole(row: Row, *, with_prompts: bool) -> float | None:
     return tokens / seconds if tokens else None
 
 
-def _interval(pairs: Sequence[Pair], is_ragged: bool) -> tuple[float, float, float]:
+def _interval(pairs: Sequence[Pair]) -> tuple[float, float, float]:
     """The ratio of pairs, and the ends of its 95 % bootstrap interval."""
-    if not is_ragged:
-        ours, base = ([rate([turn]) for turn in side] for side in zip(*pairs, strict=True))
-        found = Comparison.from_samples(ours, base, kind="measured")
-        return found.ratio, found.low, found.high
-    sides = [[[turn[key] for turn in pair] for pair in pairs] for key in ("tokens", "seconds")]
-    tokens, seconds = (np.asarray(side, np.float64) for side in sides)
-    every = np.arange(len(pairs))
-    draws = np.random.default_rng(0).integers(0, len(pairs), size=(RESAMPLES, len(pairs)))
-    low, high = np.quantile(_ratio_of_sums(tokens, seconds, draws), [0.025, 0.975])
-    return float(_ratio_of_sums(tokens, seconds, every[None])[0]), float(low), float(high)
-
-
-def _ratio_of_sums(tokens: Any, seconds: Any, draws: Any) -> Any:
-    """Our rate over the base's, for each row of drawn pairs."""
-    totals = tokens[draws].sum(axis=1) / seconds[draws].sum(axis=1)
-    return totals[:, 0] / totals[:, 1]
+    ours, base = ([rate([turn]) for turn in side] for side in zip(*pairs, strict=True))
+    found = Comparison.from_samples(ours, base, kind="measured")
+    return found.ratio, found.low, found.high
 
 
 CHILD = "nostall.attach.rollouts.child"
 """Module of the process that holds one engine."""
-_V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How an engine computes attention."""
-
-    backend: str
-    """Name of vLLM's enumeration."""
-    environment: Mapping[str, str]
-    cascade: bool = False
-    """Whether vLLM may read the prefix that a whole batch shares once."""
-
-
-KINDS: Mapping[str, Kind] = {
-    "FLASH_ATTN": Kind("FLASH_ATTN", {}),
-    "CUSTOM": Kind("CUSTOM", {}),
-    "ALL": Kind("CUSTOM", {"NOSTALL_VLLM_ATTENTION": "all"}),
-    "TRITON_ATTN": Kind("TRITON_ATTN", {}),
-    "CASCADE": Kind("FLASH_ATTN", _V1, cascade=True),
-    "V1": Kind("CUSTOM", _V1),
-    "CPU_ATTN": Kind("CPU_ATTN", {}),
-    "CPU_AGAIN": Kind("CPU_ATTN", {}),
-}
-"""Engines by name. FLASH_ATTN: as vLLM starts it; CUSTOM: the plug-in with its default; ALL: with
-all steps; CASCADE and V1: FLASH_ATTN and CUSTOM in the V1 model runner, which alone has cascade
-attention; CPU_ATTN and CPU_AGAIN: vLLM's CPU build, to try a measurement without a GPU."""
 
 
 @dataclass(frozen=True)
@@ -156,27 +118,29 @@ class Settings:
     """Content of the model's ``config.json``; its weights are random."""
     cache_gib: float
     """Keys and values of each engine."""
-    longest: int = LONGEST
+    longest: int
     """Most tokens of a request."""
     sequences: int = 256
     """Requests that run at a time."""
-    traces: Path | None = None
-    """Folder of the traces that workloads name."""
-    compiled: Path | None = None
-    """Folder that keeps what vLLM compiles; None: it is compiled anew."""
-    cache_dtype: str = "auto"
-    """vLLM's name of the dtype of keys and values."""
 
 
 @contextmanager
-def started(names: Sequence[str], settings: Settings, start_s: float) -> Iterator[list[Engine]]:
-    """The engines of these names; one that has not started in time has a problem."""
+def started(
+    names: Sequence[str],
+    settings: Settings,
+    start_s: float,
+    make: Callable[[str, Path, Settings], Engine] | None = None,
+) -> Iterator[list[Engine]]:
+    """The engines of these names; one that has not started in time has a problem.
+
+    ``make`` starts the engine of a name in a folder of its own; None: the back end of that name.
+    """
     until = monotonic() + start_s
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         engines: list[Engine] = []
         try:
             for name in names:
-                engines.append(_engine(name, Path(folder) / name, settings))
+                engines.append((make or _engine)(name, Path(folder) / name, settings))
             for engine in engines:
                 engine.connect(until)
             yield engines
@@ -185,20 +149,17 @@ def started(names: Sequence[str], settings: Settings, start_s: float) -> Iterato
                 engine.end()
 
 
-def _engine(name: str, own: Path, settings: Settings) -> Engine:
-    kind = KINDS[name]
+def arguments_of(backend: str, own: Path, settings: Settings) -> list[str]:
+    """Write the configuration of the model; the options of the engine's process."""
     model = own / "model"
     model.mkdir(parents=True)
     (model / "config.json").write_text(settings.model)
-    arguments = [CHILD, "--backend", kind.backend, "--cache-gib", str(settings.cache_gib),
-                 "--cache-dtype", settings.cache_dtype, "--longest", str(settings.longest),
-                 "--sequences", str(settings.sequences)]  # fmt: skip
-    arguments += ["--cascade"] if kind.cascade else []
-    arguments += ["--traces", str(settings.traces.resolve())] if settings.traces else []
-    environment = dict(kind.environment)
-    if settings.compiled is not None:
-        environment["VLLM_CACHE_ROOT"] = str(settings.compiled.resolve() / name)
-    return Engine(name, own, arguments, environment)
+    return ["--backend", backend, "--cache-gib", str(settings.cache_gib),
+            "--longest", str(settings.longest), "--sequences", str(settings.sequences)]  # fmt: skip
+
+
+def _engine(name: str, own: Path, settings: Settings) -> Engine:
+    return Engine(name, own, [CHILD, *arguments_of(name, own, settings)], {})
 
 
 RESULT_FILE = "rollouts.json"
@@ -232,9 +193,9 @@ class RolloutJob:
                 f"{workload.prompts} prompts of {workload.samples} samples are {requests} requests "
                 f"at a time; allowed are up to {MOST_REQUESTS}; give fewer --prompts"
             )
-        if self.longest > most:
+        if workload.longest > most:
             raise BadInput(
-                f"requests of {self.longest} tokens, and the model takes {most:.0f}; give a "
+                f"requests of {workload.longest} tokens, and the model takes {most:.0f}; give a "
                 "smaller --shared or --new"
             )
         _ = self.plan
@@ -243,11 +204,6 @@ class RolloutJob:
     def plan(self) -> TurnPlan:
         """Generations and turns."""
         return TurnPlan.of(self.workload, self.rounds, self.steps)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of a request at its end."""
-        return len(self.workload.requests().prompts[0]) + (self.workload.new or 0)
 
     @property
     def memory(self) -> Memory:
@@ -280,7 +236,7 @@ def run_job(
     settings = Settings(
         job.model.text,
         memory.cache_gib,
-        longest=job.longest,
+        job.workload.longest,
         sequences=max(Settings.sequences, len(job.workload.requests().prompts)),
     )
     engines: list[Asked] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
 
-from nostall.attach.rollouts.workload import REPEATS, Workload
+from nostall.attach.rollouts.workload import REPEATS, Rollout
 from nostall.core.errors import BadInput
 
 PREPARE_S = 90.0
@@ -16,10 +16,6 @@ SLACK = 8
 """Tokens of a request that no turn decodes: the first ones, and those of the last steps."""
 STEPS = 64
 """Decode steps of a turn, of samples that are long enough."""
-WARM_STEPS = 8
-PROFILED_STEPS = 8
-MOST_TURNS = 200
-"""Most turns of a generation whose requests end at different steps."""
 
 
 def default_steps(new: int) -> int:
@@ -48,26 +44,23 @@ class TurnPlan:
     """Decode steps of a turn."""
 
     @staticmethod
-    def of(workload: Workload, rounds: int, steps: int) -> TurnPlan:
+    def of(workload: Rollout, rounds: int, steps: int) -> TurnPlan:
         """At least so many turns of so many steps, in two or more equal generations.
 
-        Turns fill the generation, so that all lengths of its requests are in. Requests that end at
-        different steps are decoded to their end. Raises :class:`BadInput` if no turn fits.
+        Turns fill the generation, so that all lengths of its requests are in. Raises
+        :class:`BadInput` if no turn fits.
         """
-        repeats = REPEATS * workload.histories
-        if workload.new is None:
-            return TurnPlan(repeats, MOST_TURNS, steps)
         fitting = (workload.new - SLACK) // steps
         if fitting < 1:
             raise BadInput(
                 f"{workload.new} new tokens and turns of {steps} steps; allowed are "
                 f"{steps + SLACK} tokens or more; generate more, or give fewer --steps"
             )
-        return TurnPlan(max(repeats, -(-rounds // fitting)), fitting, steps)
+        return TurnPlan(max(REPEATS, -(-rounds // fitting)), fitting, steps)
 
 
 def measure(
-    workload: Workload,
+    workload: Rollout,
     engines: Sequence[Asked],
     plan: TurnPlan,
     until: float,
@@ -90,7 +83,7 @@ def measure(
 
 
 def _generation(
-    workload: Workload,
+    workload: Rollout,
     engines: Sequence[Asked],
     plan: TurnPlan,
     number: int,
@@ -122,27 +115,3 @@ def _generation(
         done = None if engine.problem else engine.ask({"do": "finish"})
         if done is not None:
             rows[engine.name]["generations"][-1] |= done
-
-
-def profile(workload: Workload, engines: Sequence[Asked]) -> None:
-    """Add what the GPU runs in a step at the start of a workload to its row in each record."""
-    tokens = WARM_STEPS + PROFILED_STEPS + SLACK
-    last = REPEATS * (workload.histories - 1)
-    prepare = {
-        "do": "prepare", "workload": workload.text, "generation": last, "most": tokens,
-    }  # fmt: skip
-    for engine in engines:
-        row = next((r for r in engine.record["rounds"] if r["workload"] == workload.text), None)
-        if engine.problem or row is None:
-            continue
-        about = engine.ask(prepare, PREPARE_S)
-        warm = engine.ask({"do": "decode", "steps": WARM_STEPS})
-        found = engine.ask({"do": "profile", "steps": PROFILED_STEPS})
-        if found is not None:
-            generated = about["requests"] * (1 + WARM_STEPS + PROFILED_STEPS // 2)
-            row["profile"] = {
-                "warm_step_ms": warm["step_p50_ms"],
-                "distinct_keys": about["distinct_tokens"] + generated,
-                **found,
-            }
-        engine.ask({"do": "finish"})

@@ -16,8 +16,7 @@ from nostall.attach.rollouts.job import NAMES, RESULT_FILE, RolloutJob, run_job
 from nostall.attach.rollouts.model import Model
 from nostall.attach.rollouts.turns import default_steps
 from nostall.attach.rollouts.workload import Rollout
-from nostall.cli.serving.native import native
-from nostall.cli.serving.search import search
+from nostall.cli.serving.search import native, search
 from nostall.cli.serving.simulation import simulate_trace
 from nostall.cli.serving.tables import show, write_batch
 from nostall.cli.terminal.console import (

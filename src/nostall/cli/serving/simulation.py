@@ -18,6 +18,7 @@ from nostall.cli.terminal.console import (
 )
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
+from nostall.core.text.plurals import pluralize
 from nostall.serving.scheduling import POLICIES, Limits, find_policy
 from nostall.serving.simulate.metrics import Distribution, Metrics
 from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs
@@ -170,10 +171,11 @@ def _print(trace: Path, model: StepCosts, results: list[Metrics], columns: list[
         ("preemptions", *(f"{m.preemptions:,}" for m in results)),
         ("steps beyond the measured", *(_share(m.extrapolated_steps, m.steps) for m in results)),
     ]
-    title = f"{first.requests:,} requests of {trace.name}, modelled; mean / p50 / p99"
+    title = f"{pluralize(first.requests, 'request')} of {trace.name}, modelled; mean / p50 / p99"
     show_table(title, ("metric", *columns), rows)
     if first.rejected:
-        out.print(f"{first.rejected} requests are longer than the KV cache and were left out")
+        rejected = pluralize(first.rejected, "request")
+        out.print(f"left out, as longer than the KV cache: {rejected}")
     out.print(
         f"step costs: {model.samples} measured steps ({model.source}); the fitted model is "
         f"{model.median_error:.1%} off in the median of steps that were not fitted, "

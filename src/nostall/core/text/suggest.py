@@ -1,8 +1,8 @@
-"""Suggestion of a name that was probably meant."""
+"""Suggestions of what was probably meant, in error texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 _CUTOFF = 0.6
@@ -34,3 +34,14 @@ def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
     """Message for an unknown name: what it is, the name, those allowed, and the nearest one."""
     names = list(allowed)
     return f"{what} {name!r} is unknown; allowed are {listed(names)}{did_you_mean(name, names)}"
+
+
+def wrong_separator(header: Sequence[str]) -> str:
+    """Advice for the header of a CSV file whose cells commas do not separate; else ``""``."""
+    for separator, name in ((";", "';'"), ("\t", "tabs"), ("|", "'|'")):
+        if len(header) == 1 and separator in header[0]:
+            return (
+                f"; the cells are separated by {name}: separate them by commas, and write decimals "
+                "with a point"
+            )
+    return ""

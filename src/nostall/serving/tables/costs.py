@@ -52,20 +52,14 @@ class CostTable:
         return np.rint(scaled).astype(np.int64)
 
 
-def modelled_costs(
-    tiles: TileSet,
-    head_dim: int = 128,
-    element_bytes: int = 2,
-    bytes_per_ns: float = 25.4,
-    flops_per_ns: float = 4500.0,
-) -> CostTable:
+def modelled_costs(tiles: TileSet) -> CostTable:
     """Modelled costs: for each key the longer of its bytes and its FLOPs; 1 us to start a unit.
 
-    The defaults are one SM's share of an H100's 3.35 TB/s, and of 600 TFLOP/s (FA3's best rate
-    there). A measured table replaces them.
+    For heads of 128 elements of 2 bytes, with one SM's share of an H100's 3.35 TB/s, and of 600
+    TFLOP/s (FA3's best rate there). A measured table replaces them.
     """
-    read_ns = 2 * head_dim * element_bytes / bytes_per_ns
-    key_ns = tuple(max(read_ns, 4 * head_dim * height / flops_per_ns) for height in tiles.heights)
+    read_ns = 2 * 128 * 2 / 25.4
+    key_ns = tuple(max(read_ns, 4 * 128 * height / 4500.0) for height in tiles.heights)
     return CostTable(
         (1000.0,) * len(key_ns), key_ns, "modelled", "bytes and FLOPs of one SM of an H100"
     )

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from nostall.core.errors import MissingPart
 from nostall.serving.errors import BadTables, CapacityExceeded
 from nostall.serving.tables.columns import (
@@ -29,7 +27,7 @@ from nostall.serving.tables.orders import (
     sort_as_given,
 )
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
-from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables, check_counts
+from nostall.serving.tables.settings import TableCapacity, TableSettings
 
 try:
     import torch
@@ -74,23 +72,6 @@ class DeviceTables:
     has_prefixes: bool
     """Whether the capacity has prefix rows. Without them no builder writes a unit of a shared
     prefix: a batch with groups that pay exceeds the capacity."""
-
-    def to_host(self, capacity: TableCapacity) -> TaskTables:
-        """A copy on the host. Raises :class:`CapacityExceeded` if the batch did not fit."""
-        arrays = TaskTables(
-            *(
-                np.ascontiguousarray(tensor.cpu().numpy(), np.int32)
-                for tensor in (
-                    self.tasks,
-                    self.program_offsets,
-                    self.reductions,
-                    self.counts,
-                    self.prefix_rows,
-                )
-            )
-        )
-        check_counts(arrays.counts, capacity)
-        return arrays
 
 
 class DeviceForest(NamedTuple):

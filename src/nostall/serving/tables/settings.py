@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from nostall.serving.errors import BadTables, CapacityExceeded
+from nostall.serving.errors import BadTables
 from nostall.serving.tables.columns import (
     COUNTS,
     PREFIX_COLUMNS,
@@ -15,7 +15,6 @@ from nostall.serving.tables.columns import (
     PROGRAMS,
     REDUCTION_COLUMNS,
     REDUCTIONS,
-    SCRATCH_ROWS,
     TASK_COLUMNS,
     UNITS,
 )
@@ -140,33 +139,3 @@ class TaskTables:
     def used_prefix_rows(self) -> Int32s:
         """Where the partial results of shared prefixes go, shape (query tokens or 0, 4)."""
         return self.prefix_rows[: self.counts[PREFIX_ROWS]]
-
-
-def check_counts(counts: Int32s, capacity: TableCapacity) -> None:
-    """Raise :class:`CapacityExceeded` if the counts of a builder exceed its capacity.
-
-    A device builder cannot raise: where a batch exceeds the capacity it writes no unit, all
-    program offsets 0, and the counts that the batch needs; for too many query tiles, minus their
-    number as the count of units.
-    """
-    if counts[UNITS] < 0:
-        raise CapacityExceeded(
-            f"the batch needs {-counts[UNITS]} query tiles (capacity {capacity.tiles}); allocate "
-            "tables of this capacity"
-        )
-    needed = {
-        "units": (counts[UNITS], capacity.units),
-        "reductions": (counts[REDUCTIONS], capacity.reductions),
-        "scratch rows": (counts[SCRATCH_ROWS], capacity.scratch_rows),
-        "programs": (counts[PROGRAMS], capacity.programs),
-    }
-    exceeded = [
-        f"{need} {name} (capacity {has})" for name, (need, has) in needed.items() if need > has
-    ]
-    if exceeded:
-        raise CapacityExceeded(
-            f"the batch needs {', '.join(exceeded)}; allocate tables of this capacity"
-        )
-
-
-Int64s = NDArray[np.int64]

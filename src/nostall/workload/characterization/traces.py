@@ -22,7 +22,7 @@ from nostall.workload.model.breakdown import ring_allreduce_bytes
 from nostall.workload.model.slowdown import BUCKET_BYTES, last_bucket_share
 from nostall.workload.timeline.analysis import Timeline, build_timelines
 from nostall.workload.timeline.bottlenecks import Bottleneck, find_bottlenecks
-from nostall.workload.timeline.collectives import has_collectives, match_with_remarks
+from nostall.workload.timeline.collectives import has_collectives, match_collectives
 from nostall.workload.timeline.host import HostTimeline, build_host_timeline
 from nostall.workload.timeline.kernels import KernelTime, kernel_times
 from nostall.workload.traces.chakra.reader import ChakraTrace
@@ -92,7 +92,7 @@ def collective_summary(
     recordings: Sequence[Recording], labels: Mapping[Path, str]
 ) -> tuple[CollectiveSummary | None, list[str]]:
     """The summary (None if no collective has two traces), and what it does not count."""
-    collectives, remarks = match_with_remarks(recordings)
+    collectives, remarks = match_collectives(recordings)
     if not collectives:
         return None, remarks
     seconds, waits = [0.0] * len(recordings), [0.0] * len(recordings)
@@ -260,6 +260,7 @@ class GpuCharacterization:
                 part: {"host_call": name, "seconds": seconds}
                 for part, (name, seconds) in timeline.longest_calls.items()
             },
+            "launch_seconds_without_host_call": timeline.silent_seconds,
             "communication_seconds": timeline.communication,
             "overlap": timeline.overlap,
             "kernels": timeline.num_kernels,

@@ -26,6 +26,7 @@ from nostall.core.errors import BadJob, MissingPart, one_line
 from nostall.core.files.atomic import check_content
 from nostall.core.files.text_blocks import TextBlocks
 from nostall.core.text.plurals import pluralize
+from nostall.core.text.suggest import wrong_separator
 from nostall.workload.jobs.record import Architecture, Job, canonical_precision
 
 _HEADER = re.compile(r"\s*(\w+)\s*(?:\[\s*([^\]]*?)\s*\])?\s*")
@@ -60,6 +61,7 @@ def parse_header(
     ``table`` names the file in error messages.  Raises :class:`~nostall.core.errors.BadJob` if a
     column or a unit is unknown, if a field occurs twice, or if one of ``required`` is missing.
     """
+    headers = list(headers)
     columns: dict[str, Column] = {}
     for header in headers:
         match = _HEADER.fullmatch(header)
@@ -68,6 +70,7 @@ def parse_header(
             raise BadJob(
                 f"{table}: unknown column {header[:80]!r}; allowed are {', '.join(fields)}, each "
                 "with an optional unit in brackets; rename or remove the column"
+                + wrong_separator(headers)
             )
         if name in {column.field for column in columns.values()}:
             raise BadJob(f"{table}: column {name!r} occurs twice; remove one of them")

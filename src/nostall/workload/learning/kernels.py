@@ -20,7 +20,6 @@ from sklearn.ensemble import ExtraTreesClassifier
 from sklearn.model_selection import GroupKFold
 
 from nostall.core.errors import BadInput
-from nostall.core.files.atomic import write_atomically
 from nostall.workload.learning.diagnostics import Floats, fit_temperature, softmax
 
 FORMAT = "nostall kernels 1"
@@ -32,8 +31,6 @@ COLUMNS = (
     *("registers", "shared memory", "registers of a block", "time", "time of a block"),
 )
 """Features; all but registers are logarithms."""
-LAUNCH_COLUMNS = 11
-"""The first columns, which do not depend on the GPU's speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,29 +127,8 @@ class KernelLabeller:
         return forest.fit(features, classes)
 
 
-def write_launches(path: Path, launches: Sequence[LabelledLaunch]) -> None:
-    """Write labelled launches as compressed JSON; equal launches give equal bytes."""
-    kinds = sorted({launch.kind for launch in launches})
-    models = sorted({launch.model for launch in launches})
-    rows = [
-        [
-            kinds.index(row.kind),
-            models.index(row.model),
-            *row.launch.grid,
-            *row.launch.block,
-            row.launch.registers,
-            row.launch.shared_memory,
-            row.launch.microseconds,
-        ]
-        for row in launches
-    ]
-    body = {"format": FORMAT, "kinds": kinds, "models": models, "launches": rows}
-    text = json.dumps(body, separators=(",", ":"))
-    write_atomically(path, gzip.compress(text.encode(), mtime=0))
-
-
 def read_launches(path: Path) -> list[LabelledLaunch]:
-    """Read what :func:`write_launches` wrote.
+    """Labelled launches in compressed JSON, as ``benchmarks.learners.kernels`` writes them.
 
     Raises :class:`~nostall.core.errors.BadInput` for a file of another format.
     """

@@ -133,12 +133,6 @@ class KindLabeller:
             if rows.any()
         ]
 
-    def novelties(self, documents: Sequence[Document]) -> Floats:
-        """1 minus the greatest share of votes, for each document."""
-        votes: Floats = self.forest.predict_proba(self.features_of(documents))
-        novelty: Floats = 1.0 - votes.max(axis=1)
-        return novelty
-
     def features_of(self, documents: Sequence[Document]) -> Floats:
         """Square roots of the operators' shares: rows of length 1."""
         counts = count_matrix([d.operators for d in documents], self.vocabulary)

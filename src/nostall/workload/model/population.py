@@ -121,8 +121,6 @@ class Sensitivity:
     """Dependence of a job's step time on the rate of one resource."""
 
     resource: Resource
-    time_share: float
-    """Share of the step that uses the resource."""
     removable_share: float
     """Share of the step that vanishes at an infinite rate; overheads remain."""
 
@@ -142,7 +140,6 @@ def sensitivities(job: Job, hardware: Hardware) -> list[Sensitivity]:
     unsorted = [
         Sensitivity(
             resource,
-            step.resource_seconds(resource) / step.total,
             _removable_share(job, hardware, step, resource),
         )
         for resource in Resource

@@ -76,7 +76,7 @@ def count_step(
 
     Raises :class:`~nostall.core.errors.BadJob` if the step fails.
     """
-    counter = _OperatorCounter()
+    counter = OperatorCounter()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state = {name: _to_fake(mode, p) for name, p in module.named_parameters()}
     state |= {name: _to_fake(mode, b) for name, b in module.named_buffers()}
@@ -93,14 +93,6 @@ def count_step(
             f"a step of {type(module).__name__} cannot be traced on fake tensors: {lines[0]}; give "
             "a batch that its forward method takes, and loss= if its output is not a tensor"
         ) from error
-    return counter.counts()
-
-
-def count_call(function: Callable[[], Any]) -> OperatorCounts:
-    """Call ``function`` and count its operators."""
-    counter = _OperatorCounter()
-    with counter:
-        function()
     return counter.counts()
 
 
@@ -125,7 +117,7 @@ def _scalar_loss(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> tor
     return torch.stack([leaf.sum() for leaf in leaves]).sum()
 
 
-class _OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
+class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
     """Adds up FLOP and bytes of dispatched operators; views and allocations count nothing."""
 
     def __init__(self) -> None:

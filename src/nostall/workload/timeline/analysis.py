@@ -21,6 +21,7 @@ from nostall.workload.timeline.host_work import (
     calls_without_launch,
     long_host_calls,
     setup_calls,
+    silences,
 )
 from nostall.workload.timeline.intervals import Intervals
 from nostall.workload.timeline.steps import AnalysedSpan, analysed_span, launch_rows, launch_times
@@ -88,8 +89,12 @@ class IdleGaps:
     """Whether the gap is much longer than the others and does not recur."""
     waiting: np.ndarray
     """End of the time in which the activity behind the gap was not launched yet."""
+    waits: Intervals
+    """The waits for the data loader and for the GPU."""
     host_calls: Intervals
     """The long host calls without a launch."""
+    drivers: np.ndarray
+    """The threads that drive the GPU."""
 
     @property
     def rest(self) -> np.ndarray:
@@ -121,7 +126,7 @@ def idle_gaps(
     waiting = np.where(is_late, np.minimum(called, end), np.where(is_known, start, end))
     before = waiting - start
     causes = _host_causes(recording, launches, row, Intervals(start, waiting), is_late)
-    by_input, by_both, by_host, host_calls, drivers = causes
+    by_input, by_both, by_host, waits, host_calls, drivers = causes
     # Behind the start of the launch call: a late launch takes until the activity begins, unless
     # the host had already launched much more; a launch before the gap takes until it returns.
     starts = recording.calls.start[np.unique(launches[launches >= 0])]
@@ -147,7 +152,9 @@ def idle_gaps(
         in_graph=in_graph,
         is_once=_occur_once(gaps, rest, by_setup, span),
         waiting=waiting,
+        waits=waits,
         host_calls=host_calls,
+        drivers=drivers,
     )
 
 
@@ -157,18 +164,18 @@ def _host_causes(
     row: np.ndarray,
     waiting: Intervals,
     is_late: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, Intervals, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Intervals, Intervals, np.ndarray]:
     """What the host did in the times before launches, and the threads that drive the GPU.
 
     ``row`` are the calls that end the times ``waiting``, -1 if they are not known.  The result is
     the seconds in the data loader, those in it or in a wait for the GPU, those in long host calls,
-    shape [times]; the long host calls; the threads.
+    shape [times]; the waits; the long host calls; the threads.
     """
     loading, syncs, drivers = _waits(recording, launches)
     calls = calls_without_launch(recording, drivers)
     setup = setup_calls(recording, drivers, slow_launches=False)
     by_input, by_both, by_host = np.zeros((3, len(row)))
-    pieces = Intervals.empty()
+    pieces, waits = Intervals.empty(), Intervals.empty()
     launcher = np.append(recording.calls.thread, -1)[row]
     for thread in np.unique(launcher):
         is_own = launcher == thread
@@ -189,7 +196,8 @@ def _host_causes(
         own_host = np.where(late, (both | found).length_in(start, end) - own_both, 0.0)
         by_host[is_own] = np.clip(own_host, 0.0, before - own_both)
         pieces |= found
-    return by_input, by_both, by_host, pieces, drivers
+        waits |= both & windows
+    return by_input, by_both, by_host, waits, pieces, drivers
 
 
 def _waits(recording: Recording, launches: np.ndarray) -> tuple[HostSpans, HostSpans, np.ndarray]:
@@ -334,6 +342,8 @@ class Timeline:
     longest_calls: Mapping[str, tuple[str, float]]
     """For ``idle_host`` and ``idle_launch``: the host call that takes most of that time, and its
     seconds in it; without a key: none is recorded in it."""
+    silent_seconds: float
+    """Seconds of ``idle_launch`` in long stretches in which the host records no call."""
     fusion_saving: float
     """Seconds saved if each run of neighbouring memory-bound kernels were one kernel that takes as
     long as the longest of them: an upper bound of the gain of fusion."""
@@ -387,7 +397,7 @@ def _build_timeline(recording: Recording, activities: Activities, device: int) -
         recording, activities.select(works), launches[works], busy.gaps(begin, end), span
     )
     idle, other = _idle_parts(gaps)
-    single_gaps, longest_calls = _host_calls(recording, gaps, span)
+    single_gaps, longest_calls, silent_seconds = _host_calls(recording, gaps, span)
     return Timeline(
         recording=recording,
         device=device,
@@ -404,6 +414,7 @@ def _build_timeline(recording: Recording, activities: Activities, device: int) -
         other=other,
         single_gaps=single_gaps,
         longest_calls=longest_calls,
+        silent_seconds=silent_seconds,
         fusion_saving=_fusion_saving(activities, kinds),
         edges=span.edges,
         remarks=(*span.remarks, *_launch_remarks(launches, other)),
@@ -454,8 +465,8 @@ def _on_time_gap(gaps: IdleGaps) -> float:
 
 def _host_calls(
     recording: Recording, gaps: IdleGaps, span: AnalysedSpan
-) -> tuple[tuple[SingleGap, ...], dict[str, tuple[str, float]]]:
-    """The gaps that occur once, and the host calls that take most of the other late gaps."""
+) -> tuple[tuple[SingleGap, ...], dict[str, tuple[str, float]], float]:
+    """The gaps that occur once, the host calls that take most of the other late gaps, silence."""
     host = HostTime.of(recording)
     single = []
     for gap in sorted(np.flatnonzero(gaps.is_once), key=lambda gap: -gaps.rest[gap]):
@@ -465,9 +476,13 @@ def _host_calls(
         single.append(SingleGap(start, float(gaps.rest[gap]), call, seconds))
     late = gaps.is_late & ~gaps.is_once
     waiting = Intervals(gaps.start[late], gaps.waiting[late])
-    windows = {"idle_host": waiting & gaps.host_calls, "idle_launch": waiting - gaps.host_calls}
-    longest = {part: host.longest_in(window) for part, window in windows.items()}
-    return tuple(single), {part: call for part, call in longest.items() if call is not None}
+    launching = waiting - (gaps.host_calls | gaps.waits)
+    windows = {"idle_host": waiting & gaps.host_calls, "idle_launch": launching}
+    # A wait of another thread for the GPU does not say what the launching thread does.
+    waits = np.unique(recording.calls.name[recording.calls.synchronizes])
+    longest = {part: host.longest_in(window, waits) for part, window in windows.items()}
+    calls = {part: call for part, call in longest.items() if call is not None}
+    return tuple(single), calls, silences(recording, gaps.drivers, launching).length
 
 
 def _launch_remarks(launches: np.ndarray, other: Mapping[OtherIdle, float]) -> list[str]:

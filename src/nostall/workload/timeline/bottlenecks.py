@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nostall.core.text.labels import shorten_all
 from nostall.workload.timeline.analysis import OtherIdle, Timeline
 from nostall.workload.timeline.kernels import KernelTime
 from nostall.workload.traces.work_kinds import WorkKind
@@ -90,13 +91,17 @@ def _exposed_communication(timeline: Timeline) -> Bottleneck:
 
 def _launches(timeline: Timeline) -> Bottleneck:
     """A launch in time still leaves a gap: the median of such gaps in this trace."""
-    idle = timeline.parts["idle_launch"]
+    idle, silent = timeline.parts["idle_launch"], timeline.silent_seconds
+    cause, remedy = _longest(timeline, "idle_launch"), f"{FUSE}; or CUDA graphs"
+    if silent > idle / 2:
+        cause = f" (cause uncertain: the trace has no host call in {silent * 1e3:.3f} ms of it)"
+        remedy = f"record with with_stack=True to see what the host does; then {remedy}"
     return _bounded(
         timeline,
-        f"the GPU waits for launches{_longest(timeline, 'idle_launch')}",
+        f"the GPU waits for launches{cause}",
         idle,
         idle - timeline.num_late_gaps * timeline.on_time_gap,
-        f"{FUSE}; or CUDA graphs",
+        remedy,
         "time before late launches without waits and long host calls, and without gaps that occur "
         "once; minus the median gap before launches in time",
     )
@@ -147,7 +152,7 @@ def _longest(timeline: Timeline, part: str) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= MAX_CALL_LENGTH else f"{name[: MAX_CALL_LENGTH - 1]}…"
+    return shorten_all([name], MAX_CALL_LENGTH)[0]
 
 
 def _memory_kernels(timeline: Timeline) -> Bottleneck:

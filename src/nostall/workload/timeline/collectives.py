@@ -71,19 +71,14 @@ class _Collective:
         return self.name, self.message_bytes
 
 
-def match_collectives(recordings: Sequence[Recording]) -> list[MatchedCollective]:
-    """Match the collectives of all ranks of a job.
+def match_collectives(
+    recordings: Sequence[Recording],
+) -> tuple[list[MatchedCollective], list[str]]:
+    """The collectives of all ranks of a job, and remarks about those that are not counted.
 
     Raises :class:`~nostall.core.errors.BadTrace` for fewer than two ranks, or if the ranks of a
     process group did not run the same collectives (different steps).
     """
-    return match_with_remarks(recordings)[0]
-
-
-def match_with_remarks(
-    recordings: Sequence[Recording],
-) -> tuple[list[MatchedCollective], list[str]]:
-    """:func:`match_collectives`, and remarks about collectives that are not counted."""
     if len(recordings) < 2:
         raise BadTrace(
             f"cannot match collectives of {pluralize(len(recordings), 'trace')}; give traces of "

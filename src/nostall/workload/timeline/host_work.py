@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,9 @@ _SETUP = (
     *("Module", "Library", "FuncLoad", "LinkAdd", "LinkComplete", "Program", "Prefetch"),
 )
 """Parts of the names of the runtime calls that allocate memory, load code or set up a device."""
+MIN_SILENCE = 100e-6
+"""Seconds without a recorded call from which on it is unknown what the host does; Python takes
+tens of microseconds between two launches."""
 SLOW_LAUNCH = 10.0
 """A launch call that takes this many times as long as the median one loads or sets up something."""
 
@@ -118,6 +122,22 @@ def setup_calls(recording: Recording, threads: np.ndarray, *, slow_launches: boo
     return Intervals.union(calls.start[rows], calls.end[rows])
 
 
+def silences(recording: Recording, threads: np.ndarray, windows: Intervals) -> Intervals:
+    """Stretches of the windows, longer than :data:`MIN_SILENCE`, without a call of some threads.
+
+    Waits for the GPU are no calls here: those of the threads that launch are in no window.
+    """
+    calls, host = recording.calls, recording.host
+    own = np.isin(calls.thread, threads) & ~calls.synchronizes
+    running = np.isin(host.thread, threads)
+    silent = windows - Intervals.union(
+        np.concatenate((calls.start[own], host.start[running])),
+        np.concatenate((calls.end[own], host.end[running])),
+    )
+    long = silent.end - silent.start > MIN_SILENCE
+    return Intervals(silent.start[long], silent.end[long])
+
+
 def calls_without_launch(recording: Recording, threads: np.ndarray) -> HostSpans:
     """Candidates of :func:`long_host_calls`, of some threads.
 
@@ -170,11 +190,19 @@ class HostTime:
         table = np.array(segments, dtype=np.float64).reshape(-1, 3)
         return cls(table[:, 0], table[:, 1], table[:, 2].astype(np.int64), recording.host_names)
 
-    def longest_in(self, windows: Intervals) -> tuple[str, float] | None:
-        """Name and seconds of the calls that take most of the windows; None: no call does."""
+    def longest_in(
+        self, windows: Intervals, other_than: Sequence[int] | np.ndarray = ()
+    ) -> tuple[str, float] | None:
+        """Name and seconds of the calls that take most of the windows; None: no call does.
+
+        ``other_than`` are names that do not count.
+        """
         if not len(self.start) or not len(windows.start):
             return None
-        seconds = np.bincount(self.name, weights=windows.length_in(self.start, self.end))
+        size = len(self.names)
+        weights = windows.length_in(self.start, self.end)
+        seconds = np.bincount(self.name, weights=weights, minlength=size)
+        seconds[np.asarray(other_than, np.int64)] = 0.0
         longest = int(np.argmax(seconds))
         return (self.names[longest], float(seconds[longest])) if seconds[longest] > 0 else None
 

@@ -20,8 +20,8 @@ from nostall.workload.traces.kineto.categories import (
     ROLES,
     SYNCHRONISING_CALL,
     EventRole,
+    Lanes,
 )
-from nostall.workload.traces.kineto.lanes import Lanes
 from nostall.workload.traces.kineto.schema import (
     MAX_ID,
     Event,
@@ -106,8 +106,9 @@ def launching_calls(
 
     ``start`` and ``key`` have the shape [activities], ``call_start`` and ``call_key`` the shape
     [calls].  An activity and its call have the same key, for example a correlation id; negative
-    keys are unknown.  Ids of several processes can be equal and ids can wrap around, so of several
-    calls with the key the last one that began before the activity counts, else the first one.
+    keys are unknown, and so is 0 if several calls have it: profilers count from 1 and write 0 for
+    calls that launch nothing.  Ids of several processes can be equal and ids can wrap around, so of
+    several calls with the key the last one that began before the activity counts, else the first.
     """
     rows = np.full(len(key), -1, dtype=np.int64)
     if not len(call_key):
@@ -116,7 +117,7 @@ def launching_calls(
     keys, starts = call_key[order], call_start[order]
     first = np.searchsorted(keys, key, side="left")
     count = np.searchsorted(keys, key, side="right") - first
-    count[key < 0] = 0
+    count[(key < 0) | ((key == 0) & (count > 1))] = 0
     rows[count > 0] = order[first[count > 0]]
     for activity in np.flatnonzero(count > 1).tolist():
         low = int(first[activity])
@@ -128,6 +129,7 @@ def launching_calls(
 
 NO_LANE = "none, on lane"
 NO_PHASE = "without a valid phase"
+OPEN = "with a begin and an end (phases B and E) and without a duration"
 NO_TIME = "without a valid start or duration"
 OUT_OF_TIME = "with a time far outside the trace"
 NOT_AN_EVENT = "with other JSON than an event"
@@ -153,6 +155,9 @@ MAX_HOST_NAMES = 100_000
 """Limit of the names of host calls; a trace can have a new name for every call."""
 OTHER_NAMES = "(other names)"
 """Name of the host calls beyond that limit."""
+MIN_FRAME = 50.0
+"""Duration, in microseconds, of the shortest Python frame that is kept: most frames of a trace are
+shorter, and belong to what a launch costs the host."""
 MAX_UNPLACED = 5_000_000
 """Limit of the events without a category that wait for the names of their lanes."""
 MAX_CATEGORIES = 20
@@ -257,6 +262,8 @@ class ColumnBuilder:
                     self.lanes.name(event)
                 elif event.ph not in PHASES:
                     self.unusable[NO_PHASE] += 1
+                elif event.ph == "B":
+                    self.unusable[OPEN] += 1
                 continue
             role = role_of(event.cat) if event.cat else self._role_of_lane(event)
             if role is nothing:
@@ -267,6 +274,8 @@ class ColumnBuilder:
                 self._add_call(event)
             elif role is None:
                 self._add_unknown(event)
+            elif role is EventRole.FRAME:
+                self._add_frame(event)
             elif role is EventRole.ANNOTATION:
                 self._add_annotation(event)
             else:
@@ -357,6 +366,11 @@ class ColumnBuilder:
         elif name.startswith(DATA_LOADER):
             self.loading.append((*span, self._thread(event)))
         else:
+            self._add_host_call(event, span, is_operator=False)
+
+    def _add_frame(self, event: Event) -> None:
+        span = self._span(event)
+        if span is not None and span[1] - span[0] >= MIN_FRAME:
             self._add_host_call(event, span, is_operator=False)
 
     def _add_operator(self, event: Event) -> None:
@@ -488,10 +502,14 @@ class ColumnBuilder:
             synchronizes=waits[name],
         )
 
-    def host_calls(self, origin: float) -> HostCalls:
-        """The operators and annotations, in seconds since ``origin``, the longer one first."""
+    def host_calls(self, origin: float, rows: np.ndarray | None = None) -> HostCalls:
+        """The operators and annotations, in seconds since ``origin``, the longer one first.
+
+        ``rows``: mask of those that are wanted; None: all.
+        """
         start, end = np.array(self.host_start), np.array(self.host_end)
         order = np.lexsort((-end, start))
+        order = order if rows is None else order[rows[order]]
         return HostCalls(
             start=(start[order] - origin) * TIME_UNIT,
             end=(end[order] - origin) * TIME_UNIT,

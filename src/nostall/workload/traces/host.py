@@ -10,29 +10,14 @@ import numpy as np
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
 from nostall.workload.traces.event_columns import (
-    ColumnBuilder,
     event_remarks,
     has_usable_time,
     outer_steps,
     spans,
 )
-from nostall.workload.traces.kineto.metadata import read_metadata
-from nostall.workload.traces.recording import TIME_UNIT, RuntimeCalls
-from nostall.workload.traces.stream import TraceFile
-
-
-@dataclass(frozen=True)
-class HostOperators:
-    """Calls of operators in columns of shape [calls], sorted by start."""
-
-    start: np.ndarray
-    """Seconds."""
-    end: np.ndarray
-    """Seconds."""
-    name: np.ndarray
-    """Index into ``HostRecording.names``."""
-    thread: np.ndarray
-    """Number of the thread that ran the operator."""
+from nostall.workload.traces.kineto.reader import read_columns
+from nostall.workload.traces.kineto.schema import read_metadata
+from nostall.workload.traces.recording import HostCalls, RuntimeCalls
 
 
 @dataclass(frozen=True)
@@ -40,9 +25,10 @@ class HostRecording:
     """The host side of a trace.  Times are seconds since its first operator or runtime call."""
 
     path: Path
-    operators: HostOperators
+    operators: HostCalls
+    """Operators alone; annotations are left out."""
     names: tuple[str, ...]
-    """Names of the operators."""
+    """Names of the operators, runtime calls and annotations."""
     calls: RuntimeCalls
     steps: np.ndarray
     """Start and end of each ProfilerStep, shape [steps, 2]."""
@@ -61,11 +47,7 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
 
     Raises :class:`~nostall.core.errors.BadTrace` if it has neither operators nor runtime calls.
     """
-    file = TraceFile(path, progress)
-    columns = ColumnBuilder()
-    for events in file.event_lists(columns.decode):
-        columns.add(events)
-    columns.finish()
+    file, columns = read_columns(path, progress)
     is_operator = np.array(columns.host_is_operator, dtype=bool)
     operator_start = np.array(columns.host_start)[is_operator]
     operator_end = np.array(columns.host_end)[is_operator]
@@ -84,10 +66,10 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
     columns.note_out_of_time(num_rejected)
     metadata, damage = read_metadata(file.frame, is_complete=file.end_damage is None)
     distributed = metadata.distributed
-    rows = np.flatnonzero(is_operator)[usable[: len(operator_start)]]
+    is_operator[is_operator] = usable[: len(operator_start)]
     return HostRecording(
         path=path,
-        operators=_operators(columns, rows, origin),
+        operators=columns.host_calls(origin, is_operator),
         names=tuple(columns.host_names),
         calls=columns.calls(origin),
         steps=spans(outer_steps(columns), origin)[0],
@@ -100,16 +82,4 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
             *event_remarks(columns.unusable, columns.unknown_categories),
             *([damage] if damage else []),
         ),
-    )
-
-
-def _operators(columns: ColumnBuilder, rows: np.ndarray, origin: float) -> HostOperators:
-    start = np.array(columns.host_start)[rows]
-    end = np.array(columns.host_end)[rows]
-    order = np.lexsort((-end, start))
-    return HostOperators(
-        start=(start[order] - origin) * TIME_UNIT,
-        end=(end[order] - origin) * TIME_UNIT,
-        name=np.array(columns.host_name, dtype=np.int32)[rows][order],
-        thread=np.array(columns.host_thread, dtype=np.int64)[rows][order],
     )

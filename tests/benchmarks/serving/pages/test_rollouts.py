@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from benchmarks.harness.result_file import load
+from benchmarks.serving.engine.rollout_workloads import parse_workload, plan_of, profile
 
 from benchmarks.serving.engine import rollouts as benchmark
 from benchmarks.serving.pages import rollouts as page
-from nostall.attach.rollouts.turns import TurnPlan, measure, profile
-from nostall.attach.rollouts.workload import parse_workload
+from nostall.attach.rollouts.turns import measure
 from tests.unit.attach.rollouts.fake_engine import FakeEngine
 
 WORKLOADS = ("4x2@64+24", "2x2@32+24~16", "1x1@64+24")
@@ -24,7 +24,7 @@ def write(folder: Path, step_s: dict[str, float], name: str) -> Path:
     engines = [FakeEngine(engine, seconds, 0.0) for engine, seconds in step_s.items()]
     for text in WORKLOADS:
         workload = parse_workload(text)
-        measure(workload, engines, TurnPlan.of(workload, 4, 8), monotonic() + 60)
+        measure(workload, engines, plan_of(workload, 4, 8), monotonic() + 60)
         profile(workload, engines)
     options = type("Options", (), {"out": folder / name, "cache_gib": 1.0})()
     benchmark._write(engines, benchmark.LLAMA, options)  # type: ignore[arg-type]

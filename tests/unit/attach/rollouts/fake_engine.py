@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nostall.attach.rollouts.workload import distinct_tokens, parse_workload
+from benchmarks.serving.engine.rollout_workloads import parse_workload
+
+from nostall.attach.rollouts.workload import distinct_tokens
 
 
 class FakeEngine:

@@ -81,7 +81,7 @@ def test_engines_of_a_session_have_the_model_and_end_with_it(
 ) -> None:
     monkeypatch.setattr("nostall.attach.rollouts.job.CHILD", "fake_child")
     assert CHILD == "nostall.attach.rollouts.child"
-    with started(["FLASH_ATTN", "CUSTOM"], Settings("{}", 1.0), 0.0) as engines:
+    with started(["FLASH_ATTN", "CUSTOM"], Settings("{}", 1.0, 64), 0.0) as engines:
         assert [engine.name for engine in engines] == ["FLASH_ATTN", "CUSTOM"]
         models = [engine._log.parent / "model" / "config.json" for engine in engines]
         assert [model.read_text() for model in models] == ["{}", "{}"]

@@ -7,26 +7,27 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from benchmarks.serving.engine.rollout_child import Event, summary
+from benchmarks.serving.engine.rollout_workloads import (
+    GrowingRollout,
+    Workload,
+    compare,
+    parse_workload,
+    plan_of,
+    profile,
+)
 from benchmarks.serving.engine.rollouts import equal_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nostall.attach.rollouts.generation import Event, summary
-from nostall.attach.rollouts.job import (
-    compare,
-    rate_with_prompts,
-    rates,
-    repeated,
-    whole_rate,
-)
-from nostall.attach.rollouts.turns import SLACK, TurnPlan, measure, profile
-from nostall.attach.rollouts.workload import Rollout, Workload, parse_workload
+from nostall.attach.rollouts.job import rate_with_prompts, rates, repeated, whole_rate
+from nostall.attach.rollouts.turns import SLACK, measure
 from nostall.core.errors import BadInput
 from tests.unit.attach.rollouts.fake_engine import FakeEngine
 
 
 def measured(workload: Workload, *engines: FakeEngine, rounds: int = 8, steps: int = 16) -> None:
-    plan = TurnPlan.of(workload, rounds, steps)
+    plan = plan_of(workload, rounds, steps)
     measure(workload, engines, plan, monotonic() + 60)
 
 
@@ -34,12 +35,12 @@ def measured(workload: Workload, *engines: FakeEngine, rounds: int = 8, steps: i
 def test_a_plan_has_the_rounds_in_equal_generations_or_says_that_none_fits(
     new: int, rounds: int, steps: int, grows: bool
 ) -> None:
-    workload = Rollout(2, 2, 64, new, growth=16 * grows)
+    workload = GrowingRollout(2, 2, 64, new, growth=16 * grows)
     if new < steps + SLACK:
         with pytest.raises(BadInput, match=f"{steps + SLACK} tokens or more"):
-            TurnPlan.of(workload, rounds, steps)
+            plan_of(workload, rounds, steps)
         return
-    plan = TurnPlan.of(workload, rounds, steps)
+    plan = plan_of(workload, rounds, steps)
     assert plan.generations >= 2 * workload.histories
     assert plan.turns * plan.generations >= rounds
     assert plan.turns * plan.steps + SLACK <= new < (plan.turns + 1) * plan.steps + SLACK
@@ -54,14 +55,14 @@ def test_engines_take_turns_and_the_first_one_of_a_round_alternates() -> None:
                 order.append(self.name)
             return super()._decode(command)
 
-    measured(Rollout(2, 2, 32, 72), Watched("a", 1e-3, 0.0), Watched("b", 1e-3, 0.0))
+    measured(GrowingRollout(2, 2, 32, 72), Watched("a", 1e-3, 0.0), Watched("b", 1e-3, 0.0))
     assert order[:8] == ["a", "b", "b", "a", "a", "b", "b", "a"]
     assert len(order) == 16
 
 
 def test_the_ratio_and_the_null_are_those_of_the_engines() -> None:
     base, ours = FakeEngine("FLASH_ATTN", 2e-3, 1e-4), FakeEngine("CUSTOM", 1e-3, 1e-4)
-    measured(Rollout(2, 5, 32, 72), base, ours)
+    measured(GrowingRollout(2, 5, 32, 72), base, ours)
     (base_row,), (row,) = base.record["rounds"], ours.record["rounds"]
     found = compare(row, base_row)
     assert found.ratio == pytest.approx((2e-3 + 1e-3) / (1e-3 + 1e-3))
@@ -74,7 +75,7 @@ def test_the_ratio_and_the_null_are_those_of_the_engines() -> None:
 
 def test_whole_generations_count_all_tokens_and_all_times() -> None:
     engine = FakeEngine("CUSTOM", 1e-2, 0.0)
-    measured(Rollout(2, 2, 32, 72), engine, rounds=2)
+    measured(GrowingRollout(2, 2, 32, 72), engine, rounds=2)
     (row,) = engine.record["rounds"]
     assert whole_rate(row) == pytest.approx(4 * 72 / (0.5 + 71e-2))
     assert rate_with_prompts(row) == pytest.approx(4 * 72 / (1.5 + 71e-2))
@@ -107,7 +108,7 @@ def test_requests_that_end_at_different_steps_give_all_tokens_over_all_seconds(
 def test_an_engine_with_a_problem_leaves_the_other_one_measured(fails_at: int) -> None:
     base = FakeEngine("FLASH_ATTN", 1e-3, 0.0)
     ours = FakeEngine("CUSTOM", 1e-3, 0.0, fails_at)
-    measured(Rollout(2, 2, 32, 72), base, ours)
+    measured(GrowingRollout(2, 2, 32, 72), base, ours)
     assert ours.problem
     assert len(ours.asked) == fails_at + 1
     assert len(base.record["rounds"][0]["turns"]) == 8

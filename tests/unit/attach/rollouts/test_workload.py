@@ -7,16 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from benchmarks.serving.engine.rollout_workloads import HISTORIES, GrowingRollout, parse_workload
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nostall.attach.rollouts.workload import (
-    HISTORIES,
-    OWN,
-    Rollout,
-    distinct_tokens,
-    parse_workload,
-)
+from nostall.attach.rollouts.workload import OWN, Rollout, distinct_tokens
 from nostall.core.errors import BadInput
 
 SMALL = st.integers(1, 5)
@@ -26,8 +21,13 @@ SMALL = st.integers(1, 5)
 def test_samples_share_what_the_workload_says(
     prompts: int, samples: int, more: int, new: int, system: int, growth: int
 ) -> None:
-    workload = Rollout(prompts, samples, system + more, new, system, growth)
+    workload = GrowingRollout(prompts, samples, system + more, new, system, growth)
     assert parse_workload(workload.text) == workload
+    if not growth:
+        plain = Rollout(prompts, samples, system + more, new, system)
+        assert Rollout.parse(plain.text) == plain and plain.text == workload.text
+        assert (plain.name, plain.longest) == (workload.name, workload.longest)
+        assert plain.requests() == workload.requests()
     for generation in range(2 * workload.histories):
         found = workload.requests(generation)
         shared = system + more + growth * (generation // 2)
@@ -91,8 +91,9 @@ def test_generated_tokens_of_a_trace_are_the_requests(tmp_path: Path) -> None:
      "8x8@64+8/", "-8x8@64+8", "8x8@64+none.txt", "8@none.jsonl+8", "8x8@130900+8~200"],
 )  # fmt: skip
 def test_bad_workloads_are_named(text: str) -> None:
-    with pytest.raises(BadInput, match="allowed"):
-        parse_workload(text)
+    for parse in (parse_workload, Rollout.parse):
+        with pytest.raises(BadInput, match="allowed"):
+            parse(text)
 
 
 @pytest.mark.parametrize("text", ["8x8@64+none.csv", "8@none.jsonl/4+8"])

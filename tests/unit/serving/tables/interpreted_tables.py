@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.serving.host_tables import to_host
 from tools.interpreters.triton_interpreter import prepare
 
 from nostall.serving.batch.ragged import PrefixGroup
@@ -97,7 +98,7 @@ def build_device(
     prefixes = Prefixes(SharedPrefixes.of(groups, len(queries)))
     builder = DeviceBuilder.of(settings, capacity, "cpu", workers=2 if len(queries) == 9 else 1)
     lengths = torch.from_numpy(starts), torch.tensor(keys, dtype=torch.int32)
-    return builder.build(*lengths, prefixes if groups else None).to_host(capacity)
+    return to_host(builder.build(*lengths, prefixes if groups else None), capacity)
 
 
 def differing(host: TaskTables, device: TaskTables) -> list[str]:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from benchmarks.serving.host_tables import saved_ns
 from hypothesis import given
 from hypothesis import settings as limits
 
@@ -24,7 +25,6 @@ from nostall.serving.tables.columns import (
 from nostall.serving.tables.costs import TileSet
 from nostall.serving.tables.host import HostBuilder, needed_capacity
 from nostall.serving.tables.orders import ORDERS
-from nostall.serving.tables.prefix.forest import saved_ns
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import ORDER_NAMES, TableCapacity, TableSettings, TaskTables
 from tests.unit.serving.tables import batches

@@ -79,6 +79,8 @@ def test_requests_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
     requests = load_requests(file)
     assert [r.arrival_s for r in requests] == [0.0, pytest.approx(1.25)]
     assert [(r.prompt, r.output) for r in requests] == [(5, 3), (7, 1)]
+    [first] = load_requests(file, limit=1)
+    assert (first.arrival_s, first.prompt) == (0.0, 5)
 
 
 def test_lines_without_a_time_are_refused_and_empty_lines_are_skipped(tmp_path: Path) -> None:
@@ -99,6 +101,7 @@ HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     [
         ("", "begins with the columns None; allowed are TIMESTAMP"),
         ("a,b\n1,2\n", "begins with the columns"),
+        (HEAD.replace(",", ";"), "the cells are separated by ';': separate them by commas"),
         (HEAD, "has no request"),
         (HEAD + "yesterday,1,2\n", "line 2: .*is no request"),
         (HEAD + "2023-11-16 18:17:03,x,2\n", "line 2: .*is no request"),

@@ -93,6 +93,7 @@ def test_a_bad_row_is_skipped_and_the_others_are_read(
         ("architecture,dense_bytes [Mb]\n1w1g,1\n", "unit 'Mb'"),
         ("architecture,colour\n1w1g,red\n", "'colour'"),
         ("architecture,flops,flops [T]\n1w1g,1,1\n", "twice"),
+        ("architecture\tflops\n1w1g\t1\n", "the cells are separated by tabs: separate them"),
         ("architecture,flops\ntree,1\n", "no job in 1 row;"),
         ("architecture,flops\n", "no job in 0 rows; the table has no rows"),
     ],

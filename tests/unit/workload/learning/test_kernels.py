@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("sklearn", reason="the learners need the extra nostall[learn]")
 
+from benchmarks.learners.kernels import write_launches
+
 from nostall.core.errors import BadInput
 from nostall.workload.learning.kernels import (
     COLUMNS,
@@ -18,7 +20,6 @@ from nostall.workload.learning.kernels import (
     Launch,
     features_of,
     read_launches,
-    write_launches,
 )
 
 

@@ -196,6 +196,77 @@ def test_a_copy_that_is_not_asynchronous_waits(tmp_path: Path) -> None:
     assert microseconds(timeline) == parts
 
 
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("cudaMemcpyFromSymbol", "idle_sync"),
+        ("cuMemcpy2D_v2", "idle_sync"),
+        ("cudaMemcpy_ptds", "idle_sync"),
+        ("cuMemcpyDtoD_v2", "idle_host"),
+        ("cudaMemcpyPeer", "idle_host"),
+        ("cudaMemcpy2DAsync_ptsz", "idle_host"),
+    ],
+)
+def test_copies_that_wait_by_their_names(tmp_path: Path, name: str, part: str) -> None:
+    copy = event("cuda_runtime", name, 105, 150, correlation=9)
+    (timeline,) = timelines(tmp_path, *late(0, 1), copy, *late(300, 2))
+    assert microseconds(timeline) == {"compute": 200, part: 145, "idle_launch": 55}
+
+
+def every_step(*extra: Event) -> list[Event]:
+    """Four steps of 1000 us: a kernel to 210 us, one from 830 to 930 us, and ``extra`` events."""
+    return [
+        {**one, "ts": one["ts"] + 1000 * n}
+        for n in range(4)
+        for one in (step(n, 0, 1000), *late(0, 10 + n, 200), *late(820, 50 + n), *extra)
+    ]
+
+
+def test_python_frames_name_what_the_host_does_in_a_gap(tmp_path: Path) -> None:
+    frames = [
+        event("python_function", "train.py(9): train", 0, 1000),
+        event("python_function", "train.py(3): load", 214, 602),
+        event("python_function", "<built-in function sleep>", 215, 600),
+        event("python_function", "<built-in function len>", 300, 49),  # too short to be kept
+    ]
+    (timeline,) = timelines(tmp_path, *every_step(*frames))
+    assert microseconds(timeline)["idle_host"] == 4 * 602
+    name, seconds = timeline.longest_calls["idle_host"]
+    assert name == "<built-in function sleep>" and seconds == pytest.approx(2400e-6)
+    assert timeline.silent_seconds == 0 and len(timeline.recording.host.start) == 12
+
+
+def test_a_gap_without_a_host_call_is_called_uncertain(tmp_path: Path) -> None:
+    (timeline,) = timelines(tmp_path, *every_step())
+    assert timeline.silent_seconds == pytest.approx(4 * (820 - 210) * 1e-6)
+    row = rows(timeline)["the GPU waits for launches"]
+    assert "cause uncertain: the trace has no host call in 2.440 ms" in row.problem
+    assert "with_stack=True" in row.remedy
+    (busy,) = timelines(tmp_path, *every_step(*(launch(t, -1, 90) for t in range(210, 810, 90))))
+    assert busy.silent_seconds == 0 and "uncertain" not in str(rows(busy))
+
+
+def test_a_wait_is_not_named_as_the_longest_call_of_launches(tmp_path: Path) -> None:
+    own = event("hip_runtime", "hipStreamSynchronize", 20, 180)
+    (timeline,) = timelines(tmp_path, *late(0, 1), own, *late(250, 2))
+    assert microseconds(timeline) == {"compute": 200, "idle_sync": 90, "idle_launch": 60}
+    assert "idle_launch" not in timeline.longest_calls
+    other = {**launch(300, 2), "tid": 8}
+    wait = event("cuda_runtime", "cudaDeviceSynchronize", 20, 380)
+    events = [*late(0, 1), wait, other, kernel(GEMM, 310, 100, launch=2)]
+    (timeline,) = timelines(tmp_path, *events)
+    assert timeline.longest_calls == {}
+    assert timeline.silent_seconds == pytest.approx(190e-6)
+
+
+def test_id_zero_of_several_calls_launches_nothing(tmp_path: Path) -> None:
+    marks = [event("cuda_runtime", "cudaGetDevice", t, 5, correlation=0) for t in (150, 290)]
+    (timeline,) = timelines(tmp_path, *late(0, 1), *marks, kernel(GEMM, 300, 100, launch=0))
+    assert microseconds(timeline) == {"compute": 200, "idle_other": 190}
+    (timeline,) = timelines(tmp_path, *late(0, 0), *late(200, 1))  # ids that begin with 0
+    assert microseconds(timeline) == {"compute": 200, "idle_launch": 100}
+
+
 def test_a_step_in_a_step_is_not_counted(tmp_path: Path) -> None:
     marks = [step(1, 0, 500), step(1, 1, 498), step(2, 500, 500), step(2, 500, 500)]
     (timeline,) = timelines(tmp_path, *marks, *late(0, 1), *late(600, 2))

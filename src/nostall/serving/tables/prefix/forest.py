@@ -23,11 +23,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from nostall.serving.batch.ragged import PrefixGroup
-from nostall.serving.tables.costs import FRACTION_BITS
-from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS, CutRules, cut_rules, tile_of
+from nostall.serving.tables.cut_rules import NO_REFERENCE_COUNTS, CutRules, tile_of
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
-from nostall.serving.tables.settings import TableSettings
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -129,7 +126,7 @@ def choose_nodes(
     """
     nodes = len(prefixes.leaders) if rules.least_prefix > 0 else 0
     for node in range(nodes):
-        gains[node] = _gain(node, prefixes, rules, forest)
+        gains[node] = gain_of(node, prefixes, rules, forest)
         if forest[node, NODE_TOKENS]:
             forest[node, NODE_START] = -1  # No start of a node, so that the first pass visits it.
     is_changed = nodes > 0
@@ -195,7 +192,7 @@ def _key_cost(tokens: int, rules: CutRules) -> int:
 
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]
-def _gain(node: int, prefixes: SharedPrefixes, rules: CutRules, forest: Int32s) -> int:
+def gain_of(node: int, prefixes: SharedPrefixes, rules: CutRules, forest: Int32s) -> int:
     """Cost of a key for the branches of a node, less that for its members together."""
     tokens = forest[node, NODE_TOKENS]
     if tokens == 0:
@@ -218,20 +215,3 @@ def _pays(row: Int32s, gain: int, keys: int, rules: CutRules) -> bool:
     return (
         keys >= rules.least_prefix and saved > least and saved * rules.kv_heads >= rules.least_saved
     )
-
-
-def saved_ns(query_lengths: Int32s, group: PrefixGroup, settings: TableSettings) -> float:
-    """Time of each program that reading a group's prefix once saves, by the costs of units.
-
-    ``TileSet.least_saved_ns`` is compared with it. 0 for too few shared keys.
-    """
-    rules = cut_rules(settings)
-    prefixes = SharedPrefixes.of((group,), len(query_lengths))
-    forest = np.zeros((len(query_lengths), FOREST_COLUMNS), np.int32)
-    arrange(query_lengths, prefixes, forest)
-    node = int(np.argmax(forest[:, NODE_TOKENS]))
-    keys = int(prefixes.tokens[node]) // rules.kv_align * rules.kv_align
-    if rules.least_prefix == 0 or keys < rules.least_prefix:
-        return 0.0
-    saved = int(_gain(node, prefixes, rules, forest)) * keys
-    return saved * rules.kv_heads / (settings.programs << FRACTION_BITS)

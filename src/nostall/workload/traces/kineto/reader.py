@@ -11,14 +11,23 @@ from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
 from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.event_columns import ColumnBuilder, event_remarks, outer_steps, spans
-from nostall.workload.traces.kineto.metadata import read_metadata
-from nostall.workload.traces.kineto.schema import Metadata
+from nostall.workload.traces.kineto.schema import Metadata, read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
 from nostall.workload.traces.stream import TraceFile
 
 
 class NoGpuActivity(BadTrace):
     """A trace has events, and none of them ran on a GPU."""
+
+
+def read_columns(path: Path, progress: Progress | None) -> tuple[TraceFile, ColumnBuilder]:
+    """The columns of a trace, and its file, which was read to its end."""
+    file = TraceFile(path, progress)
+    columns = ColumnBuilder()
+    for events in file.event_lists(columns.decode):
+        columns.add(events)
+    columns.finish()
+    return file, columns
 
 
 def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
@@ -28,11 +37,7 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
     :class:`~nostall.core.errors.BadTrace` if the file has no events (with the position of the
     damage), and :class:`NoGpuActivity` if none of them is a GPU activity.
     """
-    file = TraceFile(path, progress)
-    columns = ColumnBuilder()
-    for events in file.event_lists(columns.decode):
-        columns.add(events)
-    columns.finish()
+    file, columns = read_columns(path, progress)
     if not columns.events:
         cause = "; ".join(file.remarks) or "the list is empty"
         raise BadTrace(f"{path}: no events: {cause}; record the trace again")

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from benchmarks.serving.host_tables import prefixes_in_pages, to_host
 from tools.interpreters.triton_interpreter import prepare
 
 from nostall.serving.tables.columns import PREFIX_ROWS, SAVED_NS
@@ -26,7 +27,6 @@ from nostall.serving.tables.prefix.forest import (
     NODE_TOKENS,
     arrange,
 )
-from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings
 from tests.unit.serving.tables.interpreted_tables import differing
 from tests.unit.serving.tables.prefix.page_tables import BY_HAND, PAGE, Pages, draw
@@ -44,7 +44,7 @@ def different(pages: Pages, cut: str = "") -> tuple[list[str], int, int]:
     ``cut``: a field of the capacity that is one too small for the prefixes of the batch.
     """
     table, queries, keys = pages.arrays
-    prefixes = SharedPrefixes.in_pages(table, queries, keys, PAGE)
+    prefixes = prefixes_in_pages(table, queries, keys, PAGE)
     exact = needed_capacity(queries, keys, SETTINGS, prefixes)
     larger = TableCapacity(*(3 * size + 40 for size in vars(exact).values()))
     if cut:
@@ -55,11 +55,12 @@ def different(pages: Pages, cut: str = "") -> tuple[list[str], int, int]:
     for tensor in (*builder.written, builder.state):
         tensor.random_(generator=torch.Generator().manual_seed(len(queries)))
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
-    device = builder.build(
+    built = builder.build(
         torch.from_numpy(starts),
         torch.from_numpy(keys),
         Prefixes(block_table=torch.from_numpy(table), page_size=PAGE),
-    ).to_host(larger)
+    )
+    device = to_host(built, larger)
     names = differing(host, device)
     names += [] if builder.queue.tolist() == [0, 0] else ["queue"]
     shared, saved_ns = int(host.counts[PREFIX_ROWS] > 0), int(host.counts[SAVED_NS])

@@ -111,16 +111,19 @@ def test_impossible_events_are_skipped_and_counted(tmp_path: Path) -> None:
         {**kernel("no duration", 6, 1), "dur": None},
         {**kernel("infinite", 6, 1), "dur": 10**400},
         {**kernel("no phase", 7, 1), "ph": "Q"},
+        {**kernel("in two halves", 7, 1), "ph": "B"},
+        {**kernel("in two halves", 8, 1), "ph": "E"},
         7,
         kernel("late", 8, 1, stream="stream 3"),
     )
     recording = read_kineto(write(tmp_path / "t.json", recorded))
     assert recording.names == ("good", "late")
-    assert (recording.events, recording.unusable_events) == (9, 7)
+    assert (recording.events, recording.unusable_events) == (11, 8)
     assert recording.activities.stream.tolist() == [7, 3]
     assert set(recording.remarks) == {
         "5 events without a valid start or duration are skipped",
         "1 event without a valid phase is skipped",
+        "1 event with a begin and an end (phases B and E) and without a duration is skipped",
         "1 event with other JSON than an event is skipped",
     }
 
