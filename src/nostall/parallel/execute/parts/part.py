@@ -78,6 +78,8 @@ class Part(Protocol):
     """Whether a step with ``reduce`` overwrites the memory of gradients of earlier steps."""
     is_lost_by_failed_capture: bool
     """Whether no step can run after a capture that failed."""
+    is_traced: bool
+    """Whether a step has the shapes and the values in Python of the job's example batch."""
     computation_dtype: torch.dtype
     """The type with the coarsest numbers that a step computes with."""
 
@@ -147,6 +149,7 @@ class Noted:
         self.notes: list[str] = []
         self.no_graph = ""
         self.overwrites_gradients = self.is_lost_by_failed_capture = False
+        self.is_traced = True
 
     def note(self, text: str) -> None:
         """See :class:`Part`."""
