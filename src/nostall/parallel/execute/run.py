@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nostall.parallel.execute.communication.slow_links import SlowLinks
 from nostall.parallel.execute.parts.captured_steps import CapturedSteps
 from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.hybrid_part import HybridPart
@@ -35,8 +34,6 @@ class RunOptions:
     device: torch.device
     """Device of this rank."""
     engine: Engine = "auto"
-    slow: SlowLinks | None = None
-    """Slow links to emulate; ``auto`` then takes the ``p2p`` engine."""
     check: bool = False
     """Whether to train in a single process, too, and compare losses and gradients."""
     deadline: float | None = None
@@ -50,7 +47,7 @@ class RunOptions:
     @property
     def part(self) -> PartOptions:
         """The options of a rank's part."""
-        return PartOptions(self.device, self.engine, self.slow, self.deadline)
+        return PartOptions(self.device, self.engine, self.deadline)
 
 
 def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) -> RunResult:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 
-from nostall.parallel.execute.communication.slow_links import SlowLinks
 from nostall.parallel.execute.run_config import Engine
 from nostall.parallel.sharding.placements import Placements
 from nostall.parallel.slices import OwnSamples
@@ -23,8 +22,6 @@ class PartOptions:
     device: torch.device
     """Device of this rank."""
     engine: Engine = "auto"
-    slow: SlowLinks | None = None
-    """Slow links to emulate; ``auto`` then takes the ``p2p`` engine."""
     deadline: float | None = None
     """Longest wait for another rank within an iteration, in seconds; None for torch's default
     timeout of new process groups."""

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
 pytest.importorskip("transformers", reason="models need the extra nostall[torch-tests]")
 
+from benchmarks.sharding.local_devices import LocalDevices  # noqa: E402
 from benchmarks.sharding.models import MODELS  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
@@ -26,7 +27,6 @@ from nostall.parallel.sharding.placements import Strategy, is_partial, local_sha
 from nostall.parallel.sharding.planners.rules import RULES  # noqa: E402
 from nostall.parallel.sharding.planners.sharding import Options, plan_by_rule  # noqa: E402
 from nostall.parallel.sharding.program.devices import (  # noqa: E402
-    LocalDevices,
     redistribute,
     scatter,
 )
