@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.harness.result_file import save
 from benchmarks.sharding.clusters import one_server
 from benchmarks.sharding.correctness import SLOW, SMALLEST_GRADIENT
+from benchmarks.sharding.local_devices import LocalDevices
 from benchmarks.sharding.models import MODELS, Size
 from nostall.parallel.module import Job
 from nostall.parallel.sharding.capture.dtensor_rules import missing_part
@@ -30,7 +31,7 @@ from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
 from nostall.parallel.sharding.placements import REPLICATED
 from nostall.parallel.sharding.planners.sharding import Options, ShardingPlan, plan_sharding
-from nostall.parallel.sharding.program.devices import LocalDevices, redistribute
+from nostall.parallel.sharding.program.devices import redistribute
 from nostall.parallel.sharding.program.program import ShardedProgram
 
 MESH = (2,)

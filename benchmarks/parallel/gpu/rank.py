@@ -12,6 +12,7 @@ import platform
 import signal
 import statistics
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, sleep
@@ -21,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.parallel.gpu.models import MODELS
+from benchmarks.parallel.gpu.slow_links import SlowLinks, emulated
 from nostall.core.files.atomic import write_atomically
-from nostall.parallel.execute.communication.slow_links import SlowLinks
 from nostall.parallel.execute.measure_links import measured_cluster
 from nostall.parallel.execute.run import RunOptions, run_plan
 from nostall.parallel.module import Model
@@ -106,16 +107,14 @@ def _run_point(
     folder: Path,
 ) -> None:
     work, plan, _ = load_plan(Path(point["plan"]))
-    slow = SlowLinks(options["slow_gbytes"] * 1e9) if point["links"] == "slow" else None
-    if slow is not None:
-        slow = SlowLinks(slow.bytes_per_s, float(work.cluster.latency[0, -1]))
+    links, engine = nullcontext(), point["engine"]
+    if point["links"] == "slow":
+        slow = SlowLinks(options["slow_gbytes"] * 1e9, float(work.cluster.latency[0, -1]))
+        links, engine = emulated(slow, device), "p2p"
     start = monotonic()
-    result = run_plan(
-        models[point["model"]],
-        work,
-        plan,
-        RunOptions(WARM_UPS + options["steps"], device, engine=point["engine"], slow=slow),
-    )
+    run = RunOptions(WARM_UPS + options["steps"], device, engine=engine)
+    with links:
+        result = run_plan(models[point["model"]], work, plan, run)
     if dist.get_rank() == 0:
         seconds = sorted(result.seconds[WARM_UPS:])
         record = {

@@ -24,6 +24,7 @@ from benchmarks.sharding.gpu.hybrid_candidates import (
     counts,
     hybrid_candidates,
 )
+from benchmarks.sharding.gpu.measure import SIZES, measure_collectives
 from benchmarks.sharding.gpu.models import MODELS, GpuModel
 from benchmarks.sharding.gpu.plans import GRACE_S
 from benchmarks.sharding.gpu.rank import (
@@ -46,7 +47,6 @@ from nostall.parallel.sharding.hybrid.planner import Measured
 from nostall.parallel.sharding.hybrid.run import CapturedStage, HybridRank, capture_stage
 from nostall.parallel.sharding.hybrid.search import stage_sizes
 from nostall.parallel.sharding.program.devices import ProcessDevices
-from nostall.parallel.sharding.program.measure import SIZES, measure_collectives
 
 RULES = ("data-parallel", "fsdp", "megatron", "megatron, whole activations", "data-parallel x fsdp")
 """Rules of the shardings that run beside the hybrids."""

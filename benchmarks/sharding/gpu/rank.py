@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.sharding.gpu.candidates import candidates
+from benchmarks.sharding.gpu.measure import measure_launches, measure_rates
 from benchmarks.sharding.gpu.models import MODELS, GpuModel, cross_entropy
 from benchmarks.sharding.gpu.peers import peers
 from benchmarks.sharding.gpu.results import Results, interval
@@ -35,7 +36,6 @@ from nostall.parallel.sharding.placements import REPLICATED
 from nostall.parallel.sharding.planners.sharding import ShardingPlan, priced_plan
 from nostall.parallel.sharding.program.cuda_graph import CudaGraph
 from nostall.parallel.sharding.program.devices import redistribute
-from nostall.parallel.sharding.program.measure import measure_launches, measure_rates
 from nostall.parallel.sharding.program.program import ShardedProgram
 
 WARM_UPS = 3

@@ -12,6 +12,13 @@ import torch.distributed as dist
 
 from benchmarks.sharding.clusters import one_server
 from benchmarks.sharding.gpu.candidates import meshes
+from benchmarks.sharding.gpu.measure import (
+    SIZES,
+    measure_collectives,
+    measure_contention,
+    measure_kernel,
+    measure_launches,
+)
 from benchmarks.sharding.gpu.models import MODELS, GpuModel
 from benchmarks.sharding.gpu.results import Results
 from nostall.parallel.errors import CaptureFailed
@@ -25,13 +32,6 @@ from nostall.parallel.sharding.planners.rules import RULES
 from nostall.parallel.sharding.planners.sharding import Options, plan_by_rule
 from nostall.parallel.sharding.program.cuda_graph import CudaGraph
 from nostall.parallel.sharding.program.devices import ProcessDevices, Values
-from nostall.parallel.sharding.program.measure import (
-    SIZES,
-    measure_collectives,
-    measure_contention,
-    measure_kernel,
-    measure_launches,
-)
 from nostall.parallel.sharding.program.program import ShardedProgram, StepResult
 
 Mesh = tuple[int, ...]

@@ -7,12 +7,11 @@ the whole batch.  A plan of one stage, which shards the micro-batches, is among 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, err, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar
 from nostall.core.compile_clock import planning_clock
@@ -31,6 +30,31 @@ if TYPE_CHECKING:
     from nostall.parallel.module import Job
     from nostall.parallel.sharding.hybrid.planner import Hybrid
     from nostall.parallel.sharding.hybrid.search import HybridPlan, HybridStage
+
+Show = Callable[[Sequence[ShardingPlan], Path | None, Format], None]
+"""Writes the offered plan and shows it beside shardings of the whole batch."""
+
+
+@dataclass(frozen=True)
+class PipelineOffer:
+    """The fastest plan of micro-batches that a search found, or why it found none."""
+
+    sentence: str
+    step_s: float | None = None
+    """Modelled seconds of a step; None if there is no plan."""
+    show: Show | None = None
+
+    def shown_if_faster(
+        self, plans: Sequence[ShardingPlan], out_file: Path | None, format: Format
+    ) -> bool:
+        """Write and show the plan if it is faster than the first of ``plans``, or if none is."""
+        if self.show is None or self.step_s is None:
+            return False
+        if plans and self.step_s >= plans[0].step_s:
+            return False
+        self.show(plans, out_file, format)
+        return True
+
 
 _KINDS = {
     "sharding": "sharding in one stage",

@@ -23,12 +23,12 @@ from nostall.cli.planning.engines import (
 )
 from nostall.cli.planning.hybrid import (
     HybridRequest,
+    PipelineOffer,
     beside_shardings,
     default_micro_batch,
     show_hybrid,
 )
 from nostall.cli.planning.output import write_and_show
-from nostall.cli.planning.pipeline_offer import PipelineOffer
 from nostall.cli.terminal.console import Format, err, out, show_json, show_table
 from nostall.cli.terminal.progress import stage_bar, working
 from nostall.core.compile_clock import planning_clock

@@ -130,7 +130,7 @@ class _Network(_Link):
 
 class _Servers(_StrictRecord):
     count: Annotated[int, Field(ge=1, le=MAX_GPUS)] = 1
-    gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)]
+    gpus: Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
     memory_gib: _Memory
     link: _Link | None = None
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 import torch
+import torch.distributed as dist
 
-from nostall.parallel.execute.communication.slow_links import SlowLinks
 from nostall.parallel.execute.parts.captured_steps import CapturedSteps
 from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.hybrid_part import HybridPart
@@ -15,10 +17,9 @@ from nostall.parallel.execute.parts.part import Part, PartOptions
 from nostall.parallel.execute.parts.pipeline_part import PipelinePart
 from nostall.parallel.execute.parts.sharded_part import ShardedPart
 from nostall.parallel.execute.preconditions import check_deterministic, check_optimizer
-from nostall.parallel.execute.reference import Reference
+from nostall.parallel.execute.reference import Reference, make_optimizer
 from nostall.parallel.execute.run_config import Engine, RunResult
-from nostall.parallel.execute.train import train
-from nostall.parallel.module.job import Job
+from nostall.parallel.module.job import Job, to_device
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.sharding.engine_file import EngineFile
@@ -35,8 +36,6 @@ class RunOptions:
     device: torch.device
     """Device of this rank."""
     engine: Engine = "auto"
-    slow: SlowLinks | None = None
-    """Slow links to emulate; ``auto`` then takes the ``p2p`` engine."""
     check: bool = False
     """Whether to train in a single process, too, and compare losses and gradients."""
     deadline: float | None = None
@@ -50,7 +49,7 @@ class RunOptions:
     @property
     def part(self) -> PartOptions:
         """The options of a rank's part."""
-        return PartOptions(self.device, self.engine, self.slow, self.deadline)
+        return PartOptions(self.device, self.engine, self.deadline)
 
 
 def run_plan(model: Model, workload: Workload, plan: Plan, options: RunOptions) -> RunResult:
@@ -116,10 +115,91 @@ def _run(job: Job, part: Part, options: RunOptions, reference: Reference | None)
         part.compile()
     run = CapturedSteps(part, options.device) if options.capture else part
     result = RunResult(part.engine)
-    result = train(job, part, run, options.steps, options.device, result, reference)
+    result = _train(job, part, run, options.steps, options.device, result, reference)
     result.engine = part.engine  # a capture may take another one
     result.collectives, result.notes = dict(part.collectives), list(part.notes)
     if isinstance(run, CapturedSteps):
         run.close()
     part.close()
     return result
+
+
+def _train(
+    job: Job,
+    part: Part,
+    run: Part | CapturedSteps,
+    steps: int,
+    device: torch.device,
+    result: RunResult,
+    reference: Reference | None,
+) -> RunResult:
+    """Run iterations of the part's batch size and complete the result; every rank calls this.
+
+    ``run`` has the part's steps, captured or not.
+    """
+    optimizer = make_optimizer(
+        job, [p for name, p in part.parameters.items() if name in part.trained]
+    )
+    own = part.own(part.samples).indices
+    worst_gradient = worst_loss = 0.0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    for number in range(steps):
+        batch = job.own_batch(number, part.samples, own)
+        if part.is_traced:
+            job.check_batch(batch)
+        inputs, targets = to_device(batch, device)
+        _synchronize(device)
+        dist.barrier()
+        start = perf_counter()
+        loss = run.step(inputs, targets, part.samples)
+        result.launch_seconds.append(perf_counter() - start)
+        _synchronize(device)
+        result.seconds.append(perf_counter() - start)
+        if not (isinstance(run, CapturedSteps) and run.has_whole_loss):
+            dist.all_reduce(loss)
+        result.losses.append(float(loss))
+        if reference is not None:
+            expected = reference.step(*job.batch(number, part.samples))
+            result.reference_losses.append(expected)
+            error = reference.gradient_error(part.whole_gradients())
+            worst_gradient = max(worst_gradient, error)
+            error = reference.loss_error(result.losses[-1], expected, part.loss_dtype)
+            worst_loss = max(worst_loss, error)
+            reference.update()
+        start = perf_counter()
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+            _synchronize(device)
+        result.update_seconds.append(perf_counter() - start)
+    _combine_ranks(result, (worst_gradient, worst_loss) if reference else None, device)
+    return result
+
+
+def _combine_ranks(
+    result: RunResult, errors: tuple[float, float] | None, device: torch.device
+) -> None:
+    """Combine the ranks' results: slowest times, largest errors, each rank's memory.
+
+    ``errors`` are the largest errors of a gradient and of a loss on this rank.
+    """
+    lists = (result.seconds, result.launch_seconds, result.update_seconds)
+    largest = [*itertools.chain.from_iterable(lists), *(errors or (0.0, 0.0))]
+    seconds = torch.tensor(largest, dtype=torch.float64, device=device)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    *times, gradient, loss = seconds.tolist()
+    steps = len(result.seconds)
+    result.seconds, result.launch_seconds = times[:steps], times[steps : 2 * steps]
+    result.update_seconds = times[2 * steps :]
+    if errors is not None:
+        result.worst_gradient, result.worst_loss = gradient, loss
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    peaks = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(peaks, torch.tensor([peak], dtype=torch.int64, device=device))
+    result.peak_bytes = [int(p) for p in peaks] if device.type == "cuda" else []
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

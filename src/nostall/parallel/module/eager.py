@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from nostall.core.errors import NostallError, one_line
 from nostall.parallel.errors import BadModel
-from nostall.parallel.module.effects import PythonState, refuse_changed_state
+from nostall.parallel.module.effects import PythonState, refuse_changed_state, refuse_sparse
 from nostall.parallel.module.job import SEED, Job, to_device
 from nostall.parallel.module.layering import Granularity
+from nostall.parallel.module.loss_parts import (
+    MIN_TOLERANCE,
+    SMALLEST,
+    Found,
+    compare_parts,
+    preserved,
+)
 from nostall.parallel.module.model import Model
 from nostall.parallel.module.precision import tolerance
 
@@ -36,12 +39,9 @@ _STANCES = ("force_eager", "default")
 rounding is equal; ``torch.cond`` needs the default."""
 REPEATED_DIFFERENCES = 10.0
 """Allowed multiple of the difference between two equal passes of the module."""
-_MIN_TOLERANCE = 1e-4
-"""Of types without a larger rounding error: the traced layers call the module's operators."""
-_TARGETS = 16
-"""Samples of the example batch whose targets show how a loss adds up, at most."""
-_SMALLEST = 1e-6
-"""Gradients below this share of the largest one count as rounding errors."""
+_LARGER = 2.0**20
+"""Factor of the loss of the second pass.  Gradients grow with the loss, to the last bit, unless a
+hook or the backward of a custom function clips them; those of float16 would overflow."""
 
 
 def compared_model(
@@ -56,18 +56,19 @@ def compared_model(
     ``note`` is called with each note of :func:`compare_with_eager`.
     """
     model = Model(job, granularity)
-    for sentence in compare_with_eager(model, samples, device):
+    for sentence in compare_with_eager(model, samples, device)[0]:
         note(sentence)
     return model
 
 
-def compare_with_eager(model: Model, samples: int, device: torch.device) -> tuple[str, ...]:
+def compare_with_eager(model: Model, samples: int, device: torch.device) -> Found:
     """Raise :class:`BadModel` unless the traced layers have the gradients of the module.
 
     Runs ``samples`` samples on the device, or on the CPU if the module does not run there.  The
     error names the first parameter whose gradient differs, or the state that a pass changes.
     Parameters, buffers and generators of random numbers stay as they are.  Returns notes on what
-    the module does and the traced layers do not, although the gradients are equal.
+    the module does and the traced layers do not, although the gradients are equal, and what to look
+    for in the targets of later batches.
     """
     attempts = list(itertools.product(dict.fromkeys((device, _CPU)), _STANCES))
     for attempt in attempts:
@@ -94,31 +95,36 @@ class _Comparison:
         self.samples = samples
         self.parameters = dict(self.module.named_parameters())
 
-    def run(self) -> tuple[str, ...]:
+    def run(self) -> Found:
         batch = to_device(self.job.example_batch(self.samples), self.device)
-        with _preserved(self.module, self.device), torch.compiler.set_stance(self.stance):
+        with preserved(self.module, self.device), torch.compiler.set_stance(self.stance):
             self.module.to(self.device)
             first, _ = self._eager(batch)
             if not first.keys() - {""} and any(p.requires_grad for p in self.parameters.values()):
                 raise BadModel(_NOTHING_TO_TRAIN)
             before = PythonState(self.module, self.job.loss), self._tensors()
-            second, repeated = self._eager(batch)
+            dtype = self.model.computation_dtype
+            second, repeated = self._eager(batch, 1.0 if dtype is torch.float16 else _LARGER)
             self._refuse_changes(*before)
             noise = _differences(first, second)
-            self._refuse(noise, tolerance(self.model.computation_dtype), _DIFFERS_FROM_ITSELF)
+            for text, own in (_DIFFERS_FROM_ITSELF, [""]), (_CLIPS, noise):
+                self._refuse({name: noise[name] for name in own}, tolerance(dtype), text)
             del second
-            notes = self._compare_parts(batch, first[""])
+            notes, watched = compare_parts(self.job, self.samples, self.device, dtype)
             traced = self._traced(batch)
         allowed = max(
-            _MIN_TOLERANCE,
-            2 * torch.finfo(self.model.computation_dtype).eps,
+            MIN_TOLERANCE,
+            2 * torch.finfo(dtype).eps,
             REPEATED_DIFFERENCES * max(noise.values()),
         )
         self._refuse(_differences(first, traced), allowed, _DIFFERS_FROM_TRACE)
-        return (*_notes(repeated), *notes)
+        return (*_notes(repeated), *notes), watched
 
-    def _eager(self, batch: Any) -> tuple[dict[str, torch.Tensor], list[str]]:
-        """Loss and gradients of the module, and the submodules that run again in the backward."""
+    def _eager(self, batch: Any, factor: float = 1.0) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """Loss and gradients of the module, and the submodules that run again in the backward.
+
+        The backward pass is that of ``factor`` times the loss.
+        """
         repeated: list[str] = []
         is_backward = False
 
@@ -133,7 +139,7 @@ class _Comparison:
             torch.manual_seed(SEED)
             loss = self.job.run(*batch)
             is_backward = True
-            return self._gradients(loss), repeated
+            return self._gradients(loss, factor), repeated
         finally:
             for hook in hooks:
                 hook.remove()
@@ -143,95 +149,20 @@ class _Comparison:
         torch.manual_seed(SEED)
         return self._gradients(segment({}, *batch)["loss"])
 
-    def _compare_parts(self, batch: Any, loss: torch.Tensor) -> tuple[str, ...]:
-        """Raise :class:`BadModel` if the loss is not the mean, or the sum, of those of parts.
-
-        This is for the loss function alone, with results of few samples and more of the targets.
-        Returns a note if the module has statistics of a batch, which some mean to have.
-        """
-        outputs: list[Any] = []
-
-        def call(*given: Any, **named: Any) -> Any:
-            outputs.append(self.module(*given, **named))
-            return outputs[-1]
-
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as checkpointing's, about missing gradients
-            torch.manual_seed(SEED)
-            self.job.run(batch[0], batch[1], call)
-            count = max(self.samples, min(_TARGETS, self.job.samples))
-            (_, targets) = to_device(self.job.example_batch(count), self.device)
-            # Other factors in each sample, because all samples have about the same loss at first.
-            repeated = torch.arange(count, device=self.device) % self.samples
-            factors = torch.linspace(1.0, 3.0, count, device=self.device)
-            output = _taken(outputs[0], repeated, self.samples, factors)
-            whole = self._loss_of(output, targets, count, range(count))
-            for cut in {count // 2, 1} if count > 1 else ():
-                parts = range(cut), range(cut, count)
-                losses = [self._loss_of(output, targets, count, part) for part in parts]
-                if text := self._other_sum(whole, losses, parts):
-                    raise BadModel(
-                        f"{text}: class weights and ignored labels do this; divide by a constant "
-                        "(reduction='sum'), or plan with --planner sharding, which cuts the loss "
-                        "itself"
-                    )
-            if self.model.random_operations or self.samples < 2:
-                return ()
-            parts = range(self.samples // 2), range(self.samples // 2, self.samples)
-            batches = [self.job.take(batch, slice(p.start, p.stop)) for p in parts]
-            try:
-                losses = [self.job.run(*own) for own in batches]
-            except Exception:  # a module that runs no single sample, say
-                return ()
-            text = self._other_sum(loss, losses, parts)
-            return (f"{text}: the module has statistics of a batch",) if text else ()
-
-    def _loss_of(self, output: Any, targets: Any, count: int, part: range) -> torch.Tensor | None:
-        """The loss of some samples' results; None if it cannot be taken."""
-        index = torch.arange(part.start, part.stop, device=self.device)
-        try:
-            (_, own) = self.job.take((self.job.example_batch(count)[0], targets), index.cpu())
-            return self.job.loss(_taken(output, index, count), own)
-        except Exception:  # results whose first dimension is not that of samples
-            return None
-
-    def _other_sum(
-        self,
-        whole: torch.Tensor | None,
-        losses: Sequence[torch.Tensor | None],
-        parts: Sequence[range],
-    ) -> str:
-        """How the loss differs from the mean, or the sum, of those of parts; empty if it does not,
-        or if one is unknown."""
-        if whole is None or any(loss is None for loss in losses) or not whole.isfinite():
-            return ""
-        is_mean, count = self.job.reduction == "mean", sum(map(len, parts))
-        shares = [len(part) / count if is_mean else 1.0 for part in parts]
-        total = sum(
-            s * float(loss) for s, loss in zip(shares, losses, strict=True) if loss is not None
-        )
-        allowed = max(_MIN_TOLERANCE, 8 * torch.finfo(self.model.computation_dtype).eps)
-        # All labels of a part may be ignored, which is not a number.
-        if abs(total - float(whole)) <= allowed * max(abs(float(whole)), _SMALLEST):
-            return ""
-        return (
-            f"the loss of {count} samples is {float(whole):.6g}, and the "
-            f"{'mean' if is_mean else 'sum'} of those of two parts {total:.6g}, which ranks and "
-            "micro-batches train on"
-        )
-
-    def _gradients(self, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The loss and all gradients after its backward pass, by name; clears the gradients.
+    def _gradients(self, loss: torch.Tensor, factor: float = 1.0) -> dict[str, torch.Tensor]:
+        """The loss and all gradients after the backward pass of ``factor`` times it, by name and
+        divided by the factor; clears the gradients.
 
         A loss that depends on no parameter has none.
         """
         if loss.requires_grad:
-            loss.backward()
+            (loss * factor).backward()
         values = {"": loss.detach()}
         for name, parameter in self.parameters.items():
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
-                values[name] = gradient.detach()
+                refuse_sparse(name, gradient)
+                values[name] = gradient.detach() / factor
         return values
 
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -258,22 +189,6 @@ class _Comparison:
                 raise BadModel(text.format(what=what, difference=f"{difference:.3g}"))
 
 
-def _taken(
-    output: Any, index: torch.Tensor, count: int, factors: torch.Tensor | None = None
-) -> Any:
-    """Rows of the tensors that have one for each of ``count`` samples, times factors."""
-
-    def rows(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or leaf.shape[0] != count:
-            return leaf
-        own = leaf[index]
-        if factors is None or not own.is_floating_point():
-            return own
-        return own * factors.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
-
-    return tree_map(rows, output)
-
-
 _NOTHING_TO_TRAIN = (
     "the loss depends on no trainable parameter; there is nothing to train (reentrant "
     "checkpointing of all layers drops their gradients: give use_reentrant=False)"
@@ -282,6 +197,13 @@ _DIFFERS_FROM_ITSELF = (
     "two passes of the module with the same batch and seed differ: the {what} by {difference} of "
     "its largest value; a traced step repeats what one pass did, so write the forward pass without "
     "counters and without random numbers from outside of torch"
+)
+_CLIPS = (
+    "the {what} differs by {difference} of its largest value in a second pass with 2^20 times the "
+    "loss, whose gradients are divided by that: something changes large gradients (a hook that "
+    "clips, a custom autograd.Function) or differs between passes, and the traced layers do not; "
+    "clip gradients of parameters instead (Trainer.clip_grad_norm_), or use --planner sharding "
+    "with --mesh, which traces both passes"
 )
 _DIFFERS_FROM_TRACE = (
     "the {what} from the traced layers differs by {difference} of its largest value from that of "
@@ -311,7 +233,7 @@ def _differences(
     A missing gradient counts as zeros.
     """
     largest = {n: float(v.abs().max()) if v.numel() else 0.0 for n, v in expected.items()}
-    floor = _SMALLEST * max((size for name, size in largest.items() if name), default=0.0)
+    floor = SMALLEST * max((size for name, size in largest.items() if name), default=0.0)
     result = {}
     for name in dict.fromkeys([*expected, *actual]):
         parts = [values[name] for values in (expected, actual) if name in values]
@@ -332,23 +254,3 @@ def _is_same(value: torch.Tensor, before: torch.Tensor | None) -> bool:
 
 def _sum_dtype(parameter: torch.Tensor) -> torch.dtype | None:
     return torch.float64 if parameter.is_floating_point() else None
-
-
-@contextmanager
-def _preserved(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore buffers and the states of random number generators."""
-    buffers = [
-        (part, name, buffer, buffer.clone())
-        for part in module.modules()
-        for name, buffer in part.named_buffers(recurse=False)
-    ]
-    state = random.getstate()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            random.setstate(state)
-            for part, name, buffer, value in buffers:
-                with torch.no_grad():
-                    buffer.copy_(value)
-                setattr(part, name, buffer)

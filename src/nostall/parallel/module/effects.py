@@ -134,6 +134,15 @@ class PythonState:
         return tuple(changed)
 
 
+def refuse_sparse(name: str, gradient: torch.Tensor) -> None:
+    """Raise :class:`BadModel` for a sparse gradient."""
+    if gradient.layout is not torch.strided:
+        raise BadModel(
+            f"the gradient of {name} is sparse, and ranks sum dense ones; build the embedding with "
+            "sparse=False"
+        )
+
+
 def refuse_changed_state(names: Iterable[str]) -> None:
     """Raise :class:`BadModel` if there are names of changed values."""
     if names := list(names):

@@ -31,13 +31,13 @@ from nostall.parallel.module.effects import (
 from nostall.parallel.module.job import Job
 
 SourceKind = Literal["parameter", "buffer", "constant", "input"]
-_ROOT = "module"
-"""Attribute of :class:`_ModuleWithLoss` with the job's module; prefix of names in the graph."""
+ROOT = "module"
+"""Attribute of :class:`ModuleWithLoss` with the job's module; prefix of names in the graph."""
 _CHECKS = ("_assert", "sym_constrain", "_guards")
 """Parts of the names of operations that only check values; the graph does without them."""
 
 
-class _ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]
+class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]
     """A job's module followed by its loss, so that the loss belongs to the last layer."""
 
     def __init__(self, job: Job) -> None:
@@ -46,11 +46,16 @@ class _ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]
         self.job = job
         self.changed: tuple[str, ...] = ()
         """Names of the values in Python that the last forward pass changed."""
+        self.replaced: list[str] = []
+        """Names of the buffers in whose place it put other tensors."""
 
     def forward(self, inputs: Any, targets: Any) -> torch.Tensor:
         before = PythonState(self.job.module, self.job.loss)
+        buffers = dict(self.module.named_buffers())
         loss = self.job.run(inputs, targets, self.module)
         self.changed = PythonState(self.job.module, self.job.loss).changed_since(before)
+        now = dict(self.module.named_buffers())
+        self.replaced = [name for name, b in buffers.items() if now.get(name) is not b]
         return loss
 
 
@@ -94,9 +99,9 @@ class TracedJob:
         """Name of the module in whose forward pass an operation is called; empty for the root."""
         stack = node.meta.get("nn_module_stack") or {}
         name = str(list(stack.values())[-1][0]) if stack else ""
-        if name != _ROOT and not name.startswith(f"{_ROOT}."):
+        if name != ROOT and not name.startswith(f"{ROOT}."):
             return ""
-        return name.removeprefix(_ROOT).removeprefix(".").partition("@")[0]
+        return name.removeprefix(ROOT).removeprefix(".").partition("@")[0]
 
 
 def trace(job: Job, samples: int) -> TracedJob:
@@ -125,8 +130,8 @@ def trace(job: Job, samples: int) -> TracedJob:
 
 def _export(job: Job, samples: int) -> torch.export.ExportedProgram:
     """Export the module with its loss; the training modes of its submodules stay as they are."""
-    module = _ModuleWithLoss(job)
-    module.train(job.module.training)
+    module = ModuleWithLoss(job)
+    module.training = job.module.training  # and no submodule's: BatchNorm may be in eval mode
     modes = {name: part.training for name, part in job.module.named_modules()}
     try:
         with warnings.catch_warnings():
@@ -183,7 +188,7 @@ def _placeholder_sources(
         elif spec.kind in kinds:
             target = str(spec.target)
             if spec.kind is not InputKind.CONSTANT_TENSOR:
-                target = target.removeprefix(f"{_ROOT}.")
+                target = target.removeprefix(f"{ROOT}.")
             sources[name] = (kinds[spec.kind], target)
     return sources
 

@@ -177,17 +177,36 @@ class Job:
         Raises :class:`BadModel` if the batch has another structure than the example batch.
         """
         leaves, structure = tree_flatten(batch)
-        if len(leaves) != len(self.batched_leaves):
-            raise BadModel(
-                f"a batch has {len(leaves)} values and the example batch has "
-                f"{len(self.batched_leaves)}; give (inputs, targets) as in the job"
-            )
+        self._check_count(leaves)
         taken = [
             leaf[index] if is_batched else leaf
             for leaf, is_batched in zip(leaves, self.batched_leaves, strict=True)
         ]
         inputs, targets = tree_unflatten(taken, structure)
         return inputs, targets
+
+    def check_batch(self, batch: tuple[Any, Any]) -> None:
+        """Raise :class:`BadModel` unless a batch has the types, shapes and values in Python of the
+        example batch, which a traced step keeps; the number of samples may be another one."""
+        leaves = tree_leaves(batch)
+        self._check_count(leaves)
+        examples = tree_leaves((self.inputs, self.targets))
+        for n, pair in enumerate(zip(leaves, examples, self.batched_leaves, strict=True)):
+            leaf, example, is_batched = pair
+            found, expected = (_described(value, is_batched) for value in (leaf, example))
+            if found != expected:
+                raise BadModel(
+                    f"value {n} of (inputs, targets) is {found} and in the job {expected}; the "
+                    "step was traced with the latter: pad batches to one shape, and build a "
+                    "trainer for each other shape, type or value"
+                )
+
+    def _check_count(self, leaves: Sequence[Any]) -> None:
+        if len(leaves) != len(self.batched_leaves):
+            raise BadModel(
+                f"a batch has {len(leaves)} values and the example batch has "
+                f"{len(self.batched_leaves)}; give (inputs, targets) as in the job"
+            )
 
 
 def count_samples(values: Any) -> int:
@@ -199,6 +218,15 @@ def count_samples(values: Any) -> int:
         "the example batch has no tensor with samples; give the module's inputs with the samples "
         "in their first dimension"
     )
+
+
+def _described(value: Any, is_batched: bool) -> str:
+    """What a traced step keeps of a value: the shape of a sample and the type, or a plain value."""
+    if isinstance(value, torch.Tensor):
+        samples, shape = ("samples of " if is_batched else ""), tuple(value.shape[is_batched:])
+        return f"a tensor of {samples}shape {shape} in {value.dtype}"
+    is_plain = isinstance(value, bool | int | float | complex | str | bytes | None)
+    return f"{value!r:.80}" if is_plain else f"a {type(value).__name__}"
 
 
 def to_device(values: Any, device: torch.device) -> Any:

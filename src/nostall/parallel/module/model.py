@@ -270,9 +270,12 @@ def _operations(traced: TracedJob) -> tuple[tuple[str, str], ...]:
 def _sample_dim(shape: torch.Size | None, larger: torch.Size | None) -> int | None:
     """The dimension that counts samples, from the shapes of a value at both traced batch sizes.
 
-    None if the shapes are equal, ``_UNKNOWN_DIM`` if they differ in any other way.
+    None if the shapes are equal, ``_UNKNOWN_DIM`` if they differ in any other way, or depend on
+    values (``x[mask]``).
     """
     if shape is None or larger is None or len(shape) != len(larger):
+        return _UNKNOWN_DIM
+    if any(isinstance(extent, torch.SymInt) for extent in (*shape, *larger)):
         return _UNKNOWN_DIM
     changed = [d for d in range(len(shape)) if shape[d] != larger[d]]
     if not changed:

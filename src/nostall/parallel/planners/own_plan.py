@@ -10,6 +10,7 @@ With tensor parallelism (tp), the GPUs of the workload are groups of consecutive
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,6 +190,8 @@ def parse_own_plan(text: str) -> OwnPlan:
         key, equals, value = word.partition("=")
         if not equals or key not in KEYS:
             raise BadPlan(unknown("key of --mine", key or word, KEYS))
+        if key in values:
+            raise BadPlan(f"--mine has {key} twice, as {values[key]} and {value}; give it once")
         values[key] = value
     name = values.get("schedule", "1F1B")
     policy = SCHEDULES.get(name.lower().replace("_", "-"))
@@ -265,10 +268,12 @@ def best_changes(
     before = simulated_s(workload, stages_plan(workload, own))
     found = []
     for text, changed, plan in (*_changes(workload, own), *others):
-        fitting = fit_to_memory(changed, plan)
-        if fitting is not None:
-            seconds = simulated_s(changed, fitting)
-            found.append(Change(text, seconds, before / seconds))
+        try:
+            fitting = fit_to_memory(changed, plan)
+            seconds = simulated_s(changed, fitting) if fitting is not None else math.inf
+        except BadPlan:  # an order that does not take the changed numbers, as interleaved
+            continue
+        found.append(Change(text, seconds, before / seconds))
     found.sort(key=lambda change: change.iteration_s)
     return [change for change in found if change.speedup >= _LEAST_GAIN][:count]
 

@@ -1,4 +1,5 @@
-"""Modelled costs of a plan's stages, transfers and all-reduces, and the resources they occupy.
+"""Modelled costs of a plan's stages, transfers and all-reduces, and the resources they occupy; and
+lower bounds of its iteration time in any order: the critical path and the largest load.
 
 Network resources are numbered: two ports per server (sending, receiving) first, then two channels
 per stage boundary (forward, backward).  With half duplex only the first of each two is used.
@@ -6,6 +7,7 @@ per stage boundary (forward, backward).  With half duplex only the first of each
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -171,3 +173,42 @@ def exposed_allreduce_s(workload: Workload, gpus: tuple[int, ...]) -> float:
             computed = backward_end - workload.backward_s[i] * share
             link_free = max(link_free, computed) + size * s_per_byte
     return start_s + max(0.0, link_free - backward_end)
+
+
+def critical_path_s(workload: Workload, plan: Plan) -> float:
+    """Seconds of the longest chain of dependent operations of one micro-batch.
+
+    A chain runs forward through all stages, backward to some stage, and ends with the weight
+    gradients and the all-reduce of that stage.
+    """
+    plan_costs = costs(workload, plan)
+    path = sum(plan_costs.forward) + sum(t.seconds for t in plan_costs.forward_transfers)
+    longest = 0.0
+    for s in range(len(plan.stages) - 1, -1, -1):
+        path += plan_costs.backward[s]
+        end = path + plan_costs.weight_gradient[s] + plan_costs.allreduce[s].seconds
+        longest = max(longest, end)
+        if s:
+            path += plan_costs.backward_transfers[s - 1].seconds
+    return longest
+
+
+def load_bound_s(workload: Workload, plan: Plan) -> float:
+    """Seconds that the busiest worker or network resource is occupied in an iteration."""
+    return max(_loads(costs(workload, plan), workload.micro_batches))
+
+
+def _loads(plan_costs: Costs, micro_batches: int) -> list[float]:
+    """Seconds that each worker and each network resource is occupied in an iteration."""
+    workers = [0.0] * (max(plan_costs.worker) + 1)
+    for s, worker in enumerate(plan_costs.worker):
+        stage_s = plan_costs.forward[s] + plan_costs.backward[s] + plan_costs.weight_gradient[s]
+        workers[worker] += micro_batches * stage_s
+    resources: defaultdict[int, float] = defaultdict(float)
+    for transfer in (*plan_costs.forward_transfers, *plan_costs.backward_transfers):
+        for resource, seconds in transfer.loads:
+            resources[resource] += micro_batches * seconds
+    for transfer in plan_costs.allreduce:
+        for resource, seconds in transfer.loads:
+            resources[resource] += seconds
+    return [*workers, *resources.values()]

@@ -18,10 +18,10 @@ from nostall.cli.options.given_options import NO_CONTEXT  # noqa: E402
 from nostall.cli.planning import sharding  # noqa: E402
 from nostall.cli.planning.hybrid import (  # noqa: E402
     HybridRequest,
+    PipelineOffer,
     beside_shardings,
     default_micro_batch,
 )
-from nostall.cli.planning.pipeline_offer import PipelineOffer  # noqa: E402
 from nostall.cli.planning.sharding import (  # noqa: E402
     ShardingRequest,
     plan_sharding_command,

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from nostall.parallel.errors import BadModel  # noqa: E402
 from nostall.parallel.module import Job, Model, profile_job  # noqa: E402
 from nostall.parallel.module.eager import SAMPLES, compare_with_eager, compared_model  # noqa: E402
+from nostall.parallel.module.loss_parts import refuse_uneven  # noqa: E402
 
 CPU = torch.device("cpu")
 Function = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -64,6 +65,14 @@ def hook(block: Any, x: torch.Tensor) -> torch.Tensor:
     y = block.linear(x)
     if y.requires_grad:
         y.register_hook(lambda gradient: 1.001 * gradient)
+    return y
+
+
+def clip_hook(block: Any, x: torch.Tensor) -> torch.Tensor:
+    """The gradients of a comparison are smaller than those that it clips."""
+    y = block.linear(x)
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient.clamp(-10.0, 10.0))
     return y
 
 
@@ -133,6 +142,7 @@ def reentrant_checkpoint(block: Any, x: torch.Tensor) -> torch.Tensor:
     [
         (straight_through, r"gradient of 0\.weight from the traced layers differs"),
         (hook, r"gradient of 0\.weight from the traced layers differs"),
+        (clip_hook, r"gradient of 0\.weight differs .* with 2\^20 times the loss"),
         (reentrant_checkpoint, r"gradient of 0\.weight from the traced layers differs"),
         (global_counter, "two passes of the module .* differ: the loss"),
         (running_mean, r"wrap_with_set_grad_enabled changes the buffer 1\.mean"),
@@ -204,7 +214,7 @@ def test_a_module_that_its_trace_equals_is_accepted_as_it_was(function: Function
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    notes = compare_with_eager(Model(own), 4, CPU)
+    notes, _ = compare_with_eager(Model(own), 4, CPU)
     assert ["statistics of a batch" in note for note in notes] == [True] * (
         function is no_grad_scale
     )
@@ -298,4 +308,122 @@ def test_a_loss_that_is_not_the_mean_of_those_of_parts_is_refused(loss: Any) -> 
         nn.Linear(6, 3), given.inputs, targets,
         lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
     )  # fmt: skip
-    assert compare_with_eager(Model(smoothed), SAMPLES, CPU) == ()
+    assert compare_with_eager(Model(smoothed), SAMPLES, CPU)[0] == ()
+
+
+def labels(*values: float) -> torch.Tensor:
+    return torch.tensor([*values, *[2] * (8 - len(values))])
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "later"),
+    [
+        (F.cross_entropy, labels(0, 1), labels(-100, 1)),
+        (lambda y, t: F.cross_entropy(y, t, ignore_index=255), labels(0, 1), labels(1, 1, 255)),
+        (
+            lambda y, t: F.cross_entropy(y, t, weight=torch.tensor([1.0, 2.0, 0.5])),
+            labels(0) * 0,
+            labels(1),
+        ),
+        (
+            lambda y, t: (y.sum(1) * t).sum() / t.sum(),
+            torch.ones(8),
+            torch.tensor([1.0, 0, 1, 1, 1, 1, 1, 1]),
+        ),
+        (
+            lambda y, t: (
+                torch.where(t.isnan(), 0, y.sum(1) - t.nan_to_num()).sum() / (~t.isnan()).sum()
+            ),
+            torch.ones(8),
+            torch.tensor([1.0, torch.nan, 1, 1, 1, 1, 1, 1]),
+        ),
+    ],
+    ids=["default", "ignore_index", "class weights", "mask", "nan"],
+)
+def test_labels_that_a_loss_leaves_out_in_later_batches_alone_are_refused(
+    loss: Any, targets: torch.Tensor, later: torch.Tensor
+) -> None:
+    torch.manual_seed(0)
+    given = Job(nn.Linear(6, 3), (torch.randn(8, 6),), targets, loss)
+    notes, watched = compare_with_eager(Model(given), SAMPLES, CPU)
+    assert notes == ()
+    refuse_uneven((given.inputs, targets), watched)
+    with pytest.raises(BadModel, match=r"a sample has \d+ targets with the value"):
+        refuse_uneven((given.inputs, later), watched)
+
+
+def test_as_many_ignored_labels_in_each_sample_are_right() -> None:
+    torch.manual_seed(0)
+    targets = torch.randint(0, 3, (8, 4))
+    targets[:, -1] = -100
+    inputs = (torch.randn(8, 4, 6),)
+    given = Job(nn.Linear(6, 3), inputs, targets, lambda y, t: F.cross_entropy(y.mT, t))
+    _, watched = compare_with_eager(Model(given), SAMPLES, CPU)
+    assert [(w.value, w.allowed) for w in watched] == [(-100, 1)]
+    refuse_uneven((inputs, targets), watched)
+
+
+class WithLoss(nn.Linear):
+    """A module that computes its loss, as those of libraries do."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(super().forward(x), labels)
+
+
+def test_labels_that_a_module_leaves_out_are_refused() -> None:
+    torch.manual_seed(0)
+    inputs = (torch.randn(8, 6), labels(0, 1))
+    given = Job(WithLoss(6, 3), inputs, torch.zeros(8), lambda loss, _: loss)
+    _, watched = compare_with_eager(Model(given), SAMPLES, CPU)
+    with pytest.raises(BadModel, match="targets with the value -100"):
+        refuse_uneven(((inputs[0], labels(-100)), torch.zeros(8)), watched)
+
+
+def test_a_loss_that_compares_samples_is_refused() -> None:
+    def loss(y: torch.Tensor, _: Any) -> torch.Tensor:
+        return F.cross_entropy(y, torch.arange(y.shape[0]))
+
+    torch.manual_seed(0)
+    inputs = (torch.randn(8, 6), torch.randn(8, 6))
+    given = Job(Products(), inputs, torch.zeros(8), loss)
+    with pytest.raises(BadModel, match="the module compares samples"):
+        compare_with_eager(Model(given), SAMPLES, CPU)
+
+
+class Products(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) @ super().forward(y).T
+
+
+def test_a_frozen_batch_norm_in_a_training_module_is_traced_as_it_is() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    module[1].eval(), module[2].eval()
+    given = Job(module, (torch.randn(8, 6),), torch.randn(8, 3), F.mse_loss)
+    assert compare_with_eager(Model(given), SAMPLES, CPU)[0] == ()
+    assert [part.training for part in module] == [True, False, False]
+
+
+def selected(block: Any, x: torch.Tensor) -> torch.Tensor:
+    y, chosen = torch.zeros_like(x), x[:, 0] > 0
+    y[chosen] = block.linear(x[chosen])
+    return block.inner(y)
+
+
+def test_no_cut_crosses_a_tensor_whose_shape_depends_on_values() -> None:
+    model = Model(job(selected))
+    crossing = {name for cut in range(1, len(model)) for name in model.crossing(cut)}
+    assert len(model) > 2
+    assert all(isinstance(n, int) for name in crossing for n in model.shape(name, 4))
+    compare_with_eager(model, 4, CPU)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    tokens = torch.randint(0, 5, (8, 2))
+    module = nn.Embedding(5, 3, sparse=True)
+    given = Job(module, (tokens,), torch.randn(8, 2, 3), F.mse_loss)
+    with pytest.raises(BadModel, match="gradient of weight is sparse"):
+        compare_with_eager(Model(given), SAMPLES, CPU)

@@ -40,6 +40,20 @@ def test_a_line_is_stages_on_consecutive_gpus() -> None:
     assert simulated_s(own_workload(work(), chunked), plan) > 0
 
 
+@pytest.mark.parametrize("count", [2, 4, 6, 8])
+def test_changes_that_an_order_does_not_take_are_left_out(count: int) -> None:
+    """Half of six micro-batches are no multiple of two workers."""
+    own = parse_own_plan(f"dp=2 pp=2 vp=2 schedule=interleaved micro-batches={count}")
+    workload = own_workload(work(samples=48), own)
+    texts = [change.text for change in best_changes(workload, own, count=20)]
+    assert all("micro-batches=3" not in text for text in texts)
+
+
+def test_a_key_is_given_once() -> None:
+    with pytest.raises(BadPlan, match="--mine has pp twice, as 2 and 4"):
+        parse_own_plan("pp=2 pp=4 micro-batches=4")
+
+
 def test_stages_of_equal_times_are_named_first_where_they_gain_most() -> None:
     even = work()
     slow = replace(even.profile.layers[0], forward_s=8.0, backward_s=16.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from benchmarks.sharding.local_devices import LocalDevices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def test_a_redistribution_computes_the_tensor_of_its_target(
 ) -> None:
     """Brought to replication, the tensor is the same before and after."""
     torch = pytest.importorskip("torch", reason="needs the extra nostall[torch]")
-    from nostall.parallel.sharding.program.devices import LocalDevices, redistribute
+    from nostall.parallel.sharding.program.devices import redistribute
 
     mesh = (2, 2)
     devices = LocalDevices(mesh)

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from nostall.parallel.execute.communication.slow_links import MessageDelays, SlowLinks
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan
 from nostall.parallel.sharding.program.sends import Sends
@@ -34,8 +33,6 @@ class BoundaryLink:
     rank: int
     device: torch.device
     groups: dict[Direction, Any]
-    slow: SlowLinks | None = None
-    delays: MessageDelays | None = None
     _sends: Sends = field(default_factory=Sends)
 
     def __post_init__(self) -> None:
@@ -141,22 +138,8 @@ class BoundaryLink:
             dist.P2POp(dist.isend, tensor, peer, self.groups[direction])
             for (peer, _), tensor in zip(parts, tensors, strict=True)
         ]
-        works = self._start(direction, operations, tensors)
-        for work in works:
+        for work in dist.batch_isend_irecv(operations):
             self._sends.add(work, tensors)
-
-    def _start(
-        self, direction: Direction, operations: list[Any], tensors: list[torch.Tensor]
-    ) -> list[Any]:
-        def start() -> list[Any]:
-            return list(dist.batch_isend_irecv(operations))
-
-        if self.slow is None or self.delays is None:
-            return start()
-        seconds = self.slow.message_s(sum(t.numel() * t.element_size() for t in tensors))
-        use = f"{self.boundary} {direction}"
-        works: list[Any] = self.delays.start_late(use, seconds, tensors, start)
-        return works
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from nostall.parallel.execute.communication.process_groups import ProcessGroups
-from nostall.parallel.execute.communication.slow_links import MessageDelays, SlowLinks
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan
 
@@ -32,8 +31,6 @@ class GradientReducer:
         plan: Plan,
         rank: int,
         groups: ProcessGroups,
-        slow: SlowLinks | None = None,
-        delays: MessageDelays | None = None,
     ) -> None:
         holders: dict[int, set[int]] = {}
         by_id: dict[int, torch.nn.Parameter] = {}
@@ -62,7 +59,6 @@ class GradientReducer:
         self._under_way: list[tuple[Any, torch.Tensor, list[torch.nn.Parameter]]] = []
         self._is_data_parallel = len(plan.stages) == 1
         self._hooks: list[Any] = []
-        self._slow, self._delays = slow, delays
 
     def is_first_holder(self, parameter: torch.nn.Parameter) -> bool:
         """Whether this rank is the first of those that hold a parameter of its own."""
@@ -135,16 +131,8 @@ class GradientReducer:
             if parameter.grad is None:  # this replica had no samples for the parameter
                 parameter.grad = torch.zeros_like(parameter)
         flat = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
-        self._under_way.append((self._start_allreduce(key, flat), flat, parameters))
-
-    def _start_allreduce(self, key: Ranks, flat: torch.Tensor) -> Any:
-        def start() -> Any:
-            return dist.all_reduce(flat, group=self.groups[key], async_op=True)
-
-        if self._slow is None or self._delays is None:
-            return start()
-        seconds = self._slow.allreduce_s(flat.numel() * flat.element_size(), len(key))
-        return self._delays.start_late("gradients", seconds, [flat], start)
+        work = dist.all_reduce(flat, group=self.groups[key], async_op=True)
+        self._under_way.append((work, flat, parameters))
 
 
 def _is_complete(bucket: Sequence[torch.nn.Parameter], order: Sequence[torch.nn.Parameter]) -> bool:

@@ -15,7 +15,6 @@ from nostall.parallel.execute.communication.boundary_link import (
 )
 from nostall.parallel.execute.communication.gradient_reducer import GradientReducer
 from nostall.parallel.execute.communication.process_groups import ProcessGroups
-from nostall.parallel.execute.communication.slow_links import MessageDelays, SlowLinks
 from nostall.parallel.execute.engines.executor import check_same_model
 from nostall.parallel.execute.engines.kernel_warm_up import warm_up
 from nostall.parallel.execute.engines.stage_passes import StagePasses
@@ -52,7 +51,6 @@ class P2PExecutor:
         workload: Workload,
         plan: Plan,
         groups: ProcessGroups,
-        slow: SlowLinks | None = None,
     ) -> None:
         check_same_model(model)
         self.model, self.workload, self.plan = model, workload, plan
@@ -73,10 +71,9 @@ class P2PExecutor:
         }
         self._compiled: dict[tuple[int, int], Segment] = {}
         self._first_of_size = self._trace_segments()
-        delays = MessageDelays(self.device) if slow is not None else None
-        self.gradients = GradientReducer(model, plan, self.rank, groups, slow, delays)
+        self.gradients = GradientReducer(model, plan, self.rank, groups)
         self.gradients.broadcast_parameters()
-        self.links = self._create_links(groups, slow, delays)
+        self.links = self._create_links(groups)
         self._local: dict[tuple[str, int, int], Tensors] = {}
         """Tensors between two stages of this rank, by direction, boundary and micro-batch."""
         self._receives: dict[Operation, PendingTensors] = {}
@@ -219,9 +216,7 @@ class P2PExecutor:
         else:
             link.send_backward(micro_batch, values)
 
-    def _create_links(
-        self, groups: ProcessGroups, slow: SlowLinks | None, delays: MessageDelays | None
-    ) -> dict[int, BoundaryLink]:
+    def _create_links(self, groups: ProcessGroups) -> dict[int, BoundaryLink]:
         """Create the groups of all boundaries, on every rank in the same order.
 
         Returns the links of this rank by boundary.
@@ -243,8 +238,6 @@ class P2PExecutor:
                     self.rank,
                     self.device,
                     {"forward": forward, "backward": backward},
-                    slow,
-                    delays,
                 )
         return links
 

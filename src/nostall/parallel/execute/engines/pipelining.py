@@ -17,7 +17,6 @@ import torch.distributed as dist
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.communication.gradient_reducer import GradientReducer
 from nostall.parallel.execute.communication.process_groups import ProcessGroups
-from nostall.parallel.execute.communication.slow_links import SlowLinks
 from nostall.parallel.execute.engines.executor import check_same_model
 from nostall.parallel.execute.engines.kernel_warm_up import warm_up
 from nostall.parallel.execute.engines.stage_passes import StagePasses
@@ -105,16 +104,13 @@ class PipeliningExecutor:
         workload: Workload,
         plan: Plan,
         groups: ProcessGroups,
-        slow: SlowLinks | None = None,
     ) -> None:
-        """Raises :class:`BadPlan` if torch's runtime cannot run the plan or ``slow`` is given."""
+        """Raises :class:`BadPlan` if torch's runtime cannot run the plan."""
         require_parts()
         if reason := unsupported_reason(model, workload, plan):
             raise BadPlan(
                 f"torch.distributed.pipelining cannot run this plan: {reason}; use --engine p2p"
             )
-        if slow is not None:
-            raise BadPlan("torch.distributed.pipelining cannot emulate slow links; use engine p2p")
         check_same_model(model)
         self.model, self.workload, self.plan = model, workload, plan
         self.device = groups.device

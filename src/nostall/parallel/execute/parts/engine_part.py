@@ -54,6 +54,7 @@ class EnginePart(Noted):
     ) -> None:  # fmt: skip
         """Raises :class:`BadPlan` if the plan is for another module."""
         super().__init__()
+        self.is_traced = False
         self._is_tensor_parallel = plan.engine == "tp"
         self.job, self.plan, self.samples, self.engine = job, plan, plan.samples, str(plan.engine)
         device, module = options.device, job.module

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 
-from nostall.parallel.execute.communication.slow_links import SlowLinks
 from nostall.parallel.execute.run_config import Engine
 from nostall.parallel.sharding.placements import Placements
 from nostall.parallel.slices import OwnSamples
@@ -23,8 +22,6 @@ class PartOptions:
     device: torch.device
     """Device of this rank."""
     engine: Engine = "auto"
-    slow: SlowLinks | None = None
-    """Slow links to emulate; ``auto`` then takes the ``p2p`` engine."""
     deadline: float | None = None
     """Longest wait for another rank within an iteration, in seconds; None for torch's default
     timeout of new process groups."""
@@ -78,6 +75,8 @@ class Part(Protocol):
     """Whether a step with ``reduce`` overwrites the memory of gradients of earlier steps."""
     is_lost_by_failed_capture: bool
     """Whether no step can run after a capture that failed."""
+    is_traced: bool
+    """Whether a step has the shapes and the values in Python of the job's example batch."""
     computation_dtype: torch.dtype
     """The type with the coarsest numbers that a step computes with."""
 
@@ -147,6 +146,7 @@ class Noted:
         self.notes: list[str] = []
         self.no_graph = ""
         self.overwrites_gradients = self.is_lost_by_failed_capture = False
+        self.is_traced = True
 
     def note(self, text: str) -> None:
         """See :class:`Part`."""

@@ -138,17 +138,16 @@ class PipelinePart(Noted):
         self._executors[self.samples if samples is None else samples] = executor
 
     def _new_executor(self, workload: Workload) -> Executor:
-        engine, slow = self.options.engine, self.options.slow
-        model, plan = self.model, self.plan
-        is_supported = slow is None and not unsupported_reason(model, workload, plan)
+        engine, model, plan = self.options.engine, self.model, self.plan
+        is_supported = not unsupported_reason(model, workload, plan)
         if workload.global_batch != self.samples and not is_supported:
             engine = "p2p"  # a short batch may not divide as torch's runtime needs it
         if engine == "auto":
             engine = "torch" if is_supported else "p2p"
         if engine == "p2p":
             check_sample_sums(model, workload, plan)
-            return P2PExecutor(model, workload, plan, self._groups, slow)
-        return PipeliningExecutor(model, workload, plan, self._groups, slow)
+            return P2PExecutor(model, workload, plan, self._groups)
+        return PipeliningExecutor(model, workload, plan, self._groups)
 
     def _reads_samples(self, samples: int) -> bool:
         """Whether one of the rank's stages reads a batched leaf of the batch."""
@@ -174,8 +173,6 @@ class PipelinePart(Noted):
 def _no_graph(workload: Workload, plan: Plan, options: PartOptions) -> str:
     """Why the steps of a plan cannot be CUDA graphs; empty if they may be."""
     ranks = [rank for stage in plan.stages for rank in stage.gpus]
-    if options.slow is not None:
-        return "slow links are emulated by waits of the processor"
     if options.engine == "torch" and len(plan.stages) > 1:
         return "the engine torch is not captured; take the engine p2p or auto"
     if len(set(ranks)) < len(ranks):

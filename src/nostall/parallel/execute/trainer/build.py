@@ -28,6 +28,7 @@ from nostall.parallel.execute.trainer.named_state import NamedParameters
 from nostall.parallel.execute.trainer.trainer import Trainer
 from nostall.parallel.module.eager import SAMPLES, compare_with_eager
 from nostall.parallel.module.job import Job, load_job
+from nostall.parallel.module.loss_parts import Found, Watched
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.sharding.engine_file import EngineFile
@@ -77,6 +78,7 @@ def build(
     _broadcast_weights(job.module, device)
     options = PartOptions(device, engine, deadline=deadline)
     part: Part
+    watched: tuple[Watched, ...] = ()
     if isinstance(found, EngineFile):
         float_weights(job, precision)
         computation = Computation(job, job)
@@ -86,7 +88,9 @@ def build(
         part = EnginePart(job, found, options, precision)
     else:
         computation = in_types_of(job, precision)
-        part = _part(found, computation, options)
+        part, (notes, watched) = _part(found, computation, options)
+        for note in notes:
+            part.note(note)
     if len(cluster) > 1:
         _check_distributed(found, part, job)
     meshes = [
@@ -94,7 +98,8 @@ def build(
         else DeviceMesh(device.type, own.ranks) for own in part.meshes
     ]  # fmt: skip
     named = NamedParameters(part, meshes)
-    return Trainer(computation, part, named, _optimizer(job, part, device), device, seed)
+    made = _optimizer(job, part, device)
+    return Trainer(computation, part, named, made, device, seed, watched)
 
 
 def _device(mesh: DeviceMesh | None, deadline: float | None) -> torch.device:
@@ -155,32 +160,35 @@ def _part(
     plan: PlanFile | HybridFile | tuple[Workload, Plan, str],
     computation: Computation,
     options: PartOptions,
-) -> Part:
-    if isinstance(plan, PlanFile):
-        return ShardedPart(computation, plan, options)
+) -> tuple[Part, Found]:
+    if isinstance(plan, PlanFile):  # of the operators of a whole batch
+        return ShardedPart(computation, plan, options), ((), ())
+    job = computation.job
     if isinstance(plan, HybridFile):
-        _compare(computation.job)
-        return HybridPart(computation, plan, options)
+        found = _compare(job, Model(job))
+        return HybridPart(computation, plan, options), found
     workload, pipeline, _ = plan
     model = planned_model(computation, workload)
-    _compare(computation.job, model if computation.traced is computation.job else None)
-    return PipelinePart(model, workload, pipeline, options)
+    found = _compare(job, model if computation.traced is job else Model(job))
+    return PipelinePart(model, workload, pipeline, options), found
 
 
-def _compare(job: Job, model: Model | None = None) -> None:
+def _compare(job: Job, model: Model) -> Found:
     """Compare the traced layers' gradients with the module's, on rank 0 and a CPU.
 
     Raises :class:`BadModel` on all ranks if they differ.
     """
-    verdict: list[Any] = [None]
+    verdict: list[Any] = ["", ((), ())]
     if dist.get_rank() == 0:
         try:
-            compare_with_eager(model or Model(job), SAMPLES, torch.device("cpu"))
+            verdict[1] = compare_with_eager(model, SAMPLES, torch.device("cpu"))
         except BadModel as error:
-            verdict = [str(error)]
+            verdict[0] = str(error)
     dist.broadcast_object_list(verdict, 0)
-    if verdict[0] is not None:
+    if verdict[0]:
         raise BadModel(verdict[0])
+    found: Found = verdict[1]
+    return found
 
 
 def _check_distributed(plan: AnyPlan, part: Part, job: Job) -> None:

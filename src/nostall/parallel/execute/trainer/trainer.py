@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from nostall.parallel.execute.trainer.gradient_norm import clip, total_norm
 from nostall.parallel.execute.trainer.named_state import NamedParameters
 from nostall.parallel.execute.trainer.sampler import OwnSampler
 from nostall.parallel.module.job import count_samples, to_device
+from nostall.parallel.module.loss_parts import Watched, refuse_uneven
 from nostall.parallel.slices import OwnSamples
 
 _COUNTS = "trainer"
@@ -52,8 +53,10 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         seed: int,
+        watched: Sequence[Watched] = (),
     ) -> None:
         """Users call :func:`nostall.parallel.build`."""
+        self._watched = watched
         self._computation, self._part, self._named = computation, part, named
         self._device, self._seed = device, seed
         self.optimizer, self.samples = optimizer, part.samples
@@ -329,7 +332,11 @@ class Trainer:
                     "with batch_sampler=trainer.sampler(...) does), and samples=N for a whole "
                     "batch of another size"
                 )
-        inputs, targets = to_device((self._computation.cast(inputs), targets), self._device)
+            refuse_uneven((inputs, targets), self._watched)
+        batch = self._computation.cast(inputs), targets
+        if self._part.is_traced:
+            self._computation.traced.check_batch(batch)
+        inputs, targets = to_device(batch, self._device)
         return inputs, targets
 
     def _sum_over_ranks(self, loss: torch.Tensor) -> torch.Tensor:

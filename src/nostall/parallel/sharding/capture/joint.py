@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.core.errors import one_line
 from nostall.parallel.errors import BadModel
-from nostall.parallel.module.effects import PythonState, refuse_changed_state
+from nostall.parallel.module.effects import refuse_changed_state, refuse_sparse
+from nostall.parallel.module.graph import ROOT, ModuleWithLoss
 from nostall.parallel.module.job import Job
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -73,28 +74,27 @@ def trace_step(job: Job, samples: int) -> JointGraph:
     buffers = dict(module.named_buffers())
     leaves, structure = tree_flatten(job.example_batch(samples))
     batched = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    changed: list[str] = []
+    step = ModuleWithLoss(job)
 
     def loss_of(own: list[Any], constant: list[Any], batch: list[Any]) -> torch.Tensor:
         values = list(leaves)
         for i, tensor in zip(batched, batch, strict=True):
             values[i] = tensor
-        inputs, targets = tree_unflatten(values, structure)
-        state = dict(zip([*parameters, *buffers], [*own, *constant], strict=True))
-
-        def call(*positional: Any, **named: Any) -> Any:
-            return functional_call(module, state, positional, named)
-
-        before = PythonState(module, job.loss)
-        loss = job.run(inputs, targets, call)
-        changed[:] = PythonState(module, job.loss).changed_since(before)
-        return loss
+        # The loss, too, is under these values, because it may read parameters (weight decay).
+        state = zip([*parameters, *buffers], [*own, *constant], strict=True)
+        named = {f"{ROOT}.{name}": value for name, value in state}
+        return functional_call(step, named, tree_unflatten(values, structure))
 
     groups = [list(parameters.values()), list(buffers.values()), [leaves[i] for i in batched]]
     try:
         graph_module, outputs = _trace(loss_of, groups, samples)
     finally:
-        refuse_changed_state(changed)
+        refuse_changed_state(step.changed)
+        if step.replaced:
+            raise BadModel(
+                f"the forward pass replaces the buffer {step.replaced[0]}; every process would "
+                "have its own, so write it without that, or call eval() on the module that does it"
+            )
     graph = graph_module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     names = [*parameters, *buffers]
@@ -111,6 +111,8 @@ def trace_step(job: Job, samples: int) -> JointGraph:
     }
     if not gradients:
         raise BadModel("the loss depends on no trainable parameter; there is nothing to train")
+    for name, node in gradients.items():
+        refuse_sparse(name, node.meta["val"])
     return JointGraph(
         graph,
         graph_module,

@@ -168,8 +168,9 @@ FALLBACK_RULES: dict[Any, Rule] = {
 
 
 _FLOATING = ("float", "bfloat", "complex")
-_IDENTITIES = (_aten.detach.default,)
-"""Operators that return their input; the graph does without them."""
+_IDENTITIES = {_aten.detach.default: 0, _aten.copy.default: 1}
+"""Operators that return an input, and its position; the graph does without them.  ``copy`` does so
+if its inputs have one shape and type: changes in place are traced as such copies."""
 _SPARSE_READS = {_aten.embedding.default: frozenset({0})}
 """Positions of inputs of which an operator reads only a few rows."""
 _ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -248,7 +249,13 @@ class _GraphBuilder:
     def _add_source(self, node: Node, kind: OperatorKind, target: str) -> None:
         """Add a parameter, a buffer or a tensor of the batch; a constant is replicated."""
         if node.op == "get_attr":
-            node.meta["val"] = getattr(self.joint.graph_module, node.target)
+            value = getattr(self.joint.graph_module, node.target)
+            if not isinstance(value, torch.Tensor):
+                raise BadModel(
+                    f"the step uses a {type(value).__name__} of its own, which shards would not "
+                    "share; write the forward pass without it"
+                )
+            node.meta["val"] = value
         info = _info(node.meta["val"])
         number = self._new_tensor(info)
         placements = [
@@ -514,8 +521,12 @@ def _is_view(node: Node) -> bool:
 def _skip_identities(joint: JointGraph) -> None:
     for node in list(joint.graph.nodes):
         if node.op == "call_function" and node.target in _IDENTITIES:
-            node.replace_all_uses_with(node.args[0])
-            joint.graph.erase_node(node)
+            source = node.args[_IDENTITIES[node.target]]
+            value, own = node.meta["val"], source.meta["val"]
+            if value.shape == own.shape and value.dtype == own.dtype:
+                node.replace_all_uses_with(source)
+                joint.graph.erase_node(node)
+    joint.graph.eliminate_dead_code()  # what was copied over
 
 
 def _ancestors(node: Node) -> set[Node]:

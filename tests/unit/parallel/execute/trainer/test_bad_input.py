@@ -128,6 +128,27 @@ def test_modules_that_no_trace_repeats_are_refused_by_name(
     refuse(text, one_gpu, replace(job, module=kind(*job.module)))
 
 
+class Scaled(nn.Linear):
+    def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        return super().forward(x) * scale
+
+
+def test_batches_that_the_traced_step_does_not_fit_are_refused(one_process: None) -> None:
+    inputs, targets = (torch.randn(BATCH, 8), 2.0), torch.randint(0, 4, (BATCH,))
+    job = Job(Scaled(8, 4), inputs, targets, nn.functional.cross_entropy)
+    for plan in (pipeline(job, (0,)), sharding(job, "fsdp", 1)):
+        trainer = build(plan, job, adamw)
+        trainer.step((inputs, targets))
+        with pytest.raises(BadInput, match=r"value 1 of \(inputs, targets\) is 3.0 and in the job"):
+            trainer.step(((inputs[0], 3.0), targets))
+        with pytest.raises(BadInput, match=r"a tensor of samples of shape \(9,\)"):
+            trainer.step(((torch.randn(BATCH, 9), 2.0), targets))
+    ignored = torch.where(torch.arange(BATCH) == 1, -100, targets)
+    trainer = build(pipeline(job, (0,)), job, adamw)
+    with pytest.raises(BadInput, match="targets with the value -100"):
+        trainer.step((inputs, ignored))
+
+
 def test_optimisers_that_are_none_or_of_other_parameters(one_process: None, one_gpu: Any) -> None:
     refuse("returned a int", one_gpu, chain(), lambda parameters: 3)
     job = chain()

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="capture needs the extra nostall[torch]")
 pytest.importorskip("transformers", reason="models need the extra nostall[torch-tests]")
 
+from benchmarks.sharding.local_devices import LocalDevices  # noqa: E402
 from benchmarks.sharding.models import MODELS  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
@@ -23,8 +24,9 @@ from nostall.parallel.sharding.capture.operators import (  # noqa: E402
 )
 from nostall.parallel.sharding.graph import replicated  # noqa: E402
 from nostall.parallel.sharding.placements import Strategy, is_partial, local_shape  # noqa: E402
+from nostall.parallel.sharding.planners.rules import RULES  # noqa: E402
+from nostall.parallel.sharding.planners.sharding import Options, plan_by_rule  # noqa: E402
 from nostall.parallel.sharding.program.devices import (  # noqa: E402
-    LocalDevices,
     redistribute,
     scatter,
 )
@@ -32,7 +34,7 @@ from nostall.parallel.sharding.program.program import (  # noqa: E402
     LocalOperator,
     ShardedProgram,
 )
-from tests.unit.parallel.sharding.steps import SAMPLES, captured, job  # noqa: E402
+from tests.unit.parallel.sharding.steps import SAMPLES, captured, job, prices  # noqa: E402
 
 
 def test_tied_weights_are_one_parameter_with_one_gradient() -> None:
@@ -96,6 +98,61 @@ class RunningMean(nn.Module):
     def forward(self, x: Any) -> Any:
         self.mean.mul_(0.9).add_(x.detach().mean(0))
         return self.linear(x - self.mean)
+
+
+class ReplacedMean(RunningMean):
+    def forward(self, x: Any) -> Any:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.linear(x - self.mean)
+
+
+class Draws(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.generator = torch.Generator()
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * torch.rand(x.shape, generator=self.generator)
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [(ReplacedMean, "replaces the buffer mean"), (Draws, "uses a Generator of its own")],
+)
+def test_state_that_a_trace_does_not_have_is_refused(module: Any, text: str) -> None:
+    batch = torch.randn(4, 4), torch.randn(4, 4)
+    with pytest.raises(BadModel, match=text):
+        capture(Job(module(), batch[:1], batch[1], nn.functional.mse_loss), 4, (2,))
+
+
+class InPlace(nn.Linear):
+    def forward(self, x: Any) -> Any:
+        y = super().forward(x)
+        z = y.clone()
+        z[:, 0] = 0
+        z[:, 1:3] *= 2
+        return z + y
+
+
+def test_changes_in_place_and_a_loss_that_reads_parameters_are_sharded() -> None:
+    torch.manual_seed(0)
+    module, batch = InPlace(4, 4).double(), torch.randn(2, 4, 4).double()
+
+    def loss(y: Any, targets: Any) -> Any:
+        return nn.functional.mse_loss(y, targets) + module.weight.square().sum()
+
+    step = capture(Job(module, (batch[0],), batch[1], loss), 4, (2,))
+    plan = plan_by_rule(prices(step, (2,)), RULES["data-parallel"], Options())
+    assert plan is not None
+    devices = LocalDevices((2,))
+    program = ShardedProgram(step, plan.assignment, devices)
+    parameters = program.shard_parameters(dict(module.named_parameters()))
+    with torch.no_grad():
+        result = program.run(parameters, {}, list(batch))
+    loss(module(batch[0]), batch[1]).backward()
+    for name, parameter in module.named_parameters():
+        for own in result.gradients[name]:
+            assert torch.allclose(own, parameter.grad, rtol=1e-12)
 
 
 @pytest.mark.parametrize("module", [RunningMean, Inverse])

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="programs need the extra nostall[torch]")
 
+from benchmarks.sharding.gpu import measure  # noqa: E402
 from nostall.parallel.errors import CaptureFailed  # noqa: E402
-from nostall.parallel.sharding.program import measure  # noqa: E402
 
 
 def test_a_failed_capture_keeps_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="programs need the extra nostall[torch]")
 pytest.importorskip("transformers", reason="models need the extra nostall[torch-tests]")
 
+from benchmarks.sharding.local_devices import LocalDevices  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from nostall.parallel.errors import BadPlan  # noqa: E402
 from nostall.parallel.sharding.graph import replicated  # noqa: E402
-from nostall.parallel.sharding.program.devices import LocalDevices  # noqa: E402
 from nostall.parallel.sharding.program.local_operator import (  # noqa: E402
     CUDNN_OPERATORS,
     GPU_OPERATORS,

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="programs need the extra nostall[tor
 pytest.importorskip("transformers", reason="models need the extra nostall[torch-tests]")
 pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]")
 
+from benchmarks.sharding.local_devices import LocalDevices  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from nostall.parallel.sharding.placements import COLLECTIVES, Step  # noqa: E402
@@ -24,7 +25,6 @@ from nostall.parallel.sharding.planners.sharding import (  # noqa: E402
     plan_sharding,
 )
 from nostall.parallel.sharding.program.devices import (  # noqa: E402
-    LocalDevices,
     redistribute,
     together,
 )

@@ -1,13 +1,21 @@
-"""Emulation of slow links: messages between ranks start late, as if the links were slower."""
+"""Emulation of slow links: messages between ranks start late, as if the links were slower.
+
+The engine ``p2p`` sends by ``dist.batch_isend_irecv`` and sums gradients by ``dist.all_reduce``
+with ``async_op``; both are replaced for the time of a run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import sleep
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
 _CALIBRATION_CYCLES = 20_000_000
 
@@ -29,6 +37,33 @@ class SlowLinks:
     def allreduce_s(self, size: float, ranks: int) -> float:
         """Seconds of a ring all-reduce: 2 (r - 1) steps of size / r bytes."""
         return 2 * (ranks - 1) * self.message_s(size / ranks)
+
+
+@contextmanager
+def emulated(links: SlowLinks, device: torch.device) -> Iterator[None]:
+    """Let messages and all-reduces of gradients take the time of slow links."""
+    delays, send, reduce = MessageDelays(device), dist.batch_isend_irecv, dist.all_reduce
+
+    def batch(operations: list[Any]) -> Any:
+        if operations[0].op is not dist.isend:
+            return send(operations)
+        tensors = [operation.tensor for operation in operations]
+        seconds = links.message_s(sum(t.nbytes for t in tensors))
+        use = f"messages of {id(operations[0].group)}"
+        return delays.start_late(use, seconds, tensors, lambda: list(send(operations)))
+
+    def all_reduce(tensor: torch.Tensor, *given: Any, **named: Any) -> Any:
+        if not named.get("async_op"):
+            return reduce(tensor, *given, **named)
+        seconds = links.allreduce_s(tensor.nbytes, dist.get_world_size(named["group"]))
+        start = partial(reduce, tensor, *given, **named)
+        return delays.start_late("gradients", seconds, [tensor], start)
+
+    with (
+        patch.object(dist, "batch_isend_irecv", batch),
+        patch.object(dist, "all_reduce", all_reduce),
+    ):
+        yield
 
 
 class MessageDelays:
