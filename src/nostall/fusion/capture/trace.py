@@ -185,6 +185,8 @@ def _advice(error: Exception, inputs: Sequence[torch.Tensor]) -> str:
     text = f"{type(error).__name__} {error}".lower()
     if any(part in text for part in _DATA_DEPENDENT):
         return "make its forward pass traceable (no branches on values of tensors)"
+    if "convert all tensors to faketensors" in text:
+        return "pass tensors that it makes elsewhere as inputs, or make them buffers of a module"
     shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs)
     return f"the inputs are ({shapes}): give inputs that fit each other, or correct the function"
 
