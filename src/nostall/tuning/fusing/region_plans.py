@@ -21,7 +21,7 @@ from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.codegen.tiling.plan_space import plans
-from nostall.fusion.evaluate import DeltaEvaluator
+from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.explain import explain_graph
 from nostall.fusion.explore import explore, greedy_partition, refine
 from nostall.fusion.explore.default_partition import default_partition

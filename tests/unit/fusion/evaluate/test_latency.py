@@ -10,13 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nostall.fusion import BadFusion, Builder, Graph
-from nostall.fusion.evaluate import (
-    H200,
-    DeltaEvaluator,
-    DeltaObjective,
-    LatencyEvaluator,
-    LatencyObjective,
-)
+from nostall.fusion.evaluate.delta import DeltaEvaluator, DeltaObjective
+from nostall.fusion.evaluate.latency import LatencyEvaluator
 from nostall.fusion.evaluate.legality import MAX_COLUMNS, connected_parts, row_layout
 from nostall.fusion.explore import PartitionSpace, explore
 from nostall.fusion.graph.partition import (
@@ -26,6 +21,7 @@ from nostall.fusion.graph.partition import (
     members,
     to_mask,
 )
+from nostall.fusion.hardware import H200
 from nostall.testing import check_objective
 from tests.unit.fusion.codegen.graphs.operator_graphs import (
     layer_norm,
@@ -165,11 +161,14 @@ def test_objectives_follow_the_interface() -> None:
     delta = DeltaEvaluator(graph)
     fused = Partition.from_groups([all_operators(graph)])
     impossible = Partition.from_groups([all_operators(graph) | 1 << graph.inputs[0]])
-    for objective in (DeltaObjective(delta), LatencyObjective(LatencyEvaluator(delta))):
-        check_objective(objective, PartitionSpace(delta, Partition.unfused(graph)), steps=5)
-        slow, fast, illegal = objective.evaluate([Partition.unfused(graph), fused, impossible])
-        assert fast.value < slow.value and fast.kind == "modelled"
-        assert math.isinf(illegal.value) and illegal.failure
+    objective = DeltaObjective(delta)
+    check_objective(objective, PartitionSpace(delta, Partition.unfused(graph)), steps=5)
+    slow, fast, illegal = objective.evaluate([Partition.unfused(graph), fused, impossible])
+    assert fast.value < slow.value and fast.kind == "modelled"
+    assert math.isinf(illegal.value) and illegal.failure
+    by_latency = LatencyEvaluator(delta)
+    seconds = map(by_latency.cost, (fused, Partition.unfused(graph), impossible))
+    assert sorted(costs := list(seconds)) == costs and costs[2] == math.inf
 
 
 def test_invalid_partitions_are_rejected() -> None:

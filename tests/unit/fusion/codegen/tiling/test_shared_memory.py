@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nostall.fusion import BadFusion
 from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
-from nostall.fusion.codegen.cost.occupancy import blocks_per_sm
+from nostall.fusion.codegen.cost.gpu import blocks_per_sm
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule

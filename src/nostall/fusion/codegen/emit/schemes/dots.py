@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nostall.fusion.codegen.emit.philox import counter_offsets
 from nostall.fusion.codegen.emit.tile_parts import write_row_block
 from nostall.fusion.codegen.expressions.index_width import counter_text
 from nostall.fusion.codegen.expressions.lines import Lines
@@ -29,6 +28,7 @@ from nostall.fusion.codegen.expressions.templates import (
 from nostall.fusion.codegen.loops.addresses import (
     ZERO_TENSOR,
     Offset,
+    counter_offsets,
     missing_loop_masks,
     offset_terms,
     tensor_offset,
