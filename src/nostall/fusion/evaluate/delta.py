@@ -184,18 +184,6 @@ class DeltaEvaluator:
             self._gains[mask] = None if time is None else self.unfused_seconds(mask) - time.total
         return self._gains[mask]
 
-    def terms(self, mask: Mask) -> tuple[float, float, float] | None:
-        """T_reduced_mem, T_reduced_calls and T_penalty in seconds; None if P is no legal kernel."""
-        time = self.kernel_time(mask)
-        if time is None:
-            return None
-        single = [self._single_times[index] for index in members(mask)]
-        return (
-            sum(kernel.memory for kernel in single) - time.memory,
-            sum(kernel.calls for kernel in single) - time.calls,
-            time.overhead - sum(kernel.overhead for kernel in single),
-        )
-
     def cost(self, partition: Partition) -> float:
         """Modelled seconds of all kernels of a partition; infinity if one of them is illegal."""
         total = 0.0
