@@ -203,7 +203,7 @@ class DeltaEvaluator:
             return self._single_times[mask.bit_length() - 1]
         if mask.bit_count() > MAX_OPERATORS or mask & ~self.operators:
             return None
-        if mask & self._without_template or not self.is_convex(mask):
+        if mask & self._without_template or self.convex_hull(mask) != mask:
             return None
         signature = self._signatures.signature(mask)
         if signature not in self._times_by_signature:
@@ -219,10 +219,6 @@ class DeltaEvaluator:
         if len(legal) < len(parts) or self._argument_count(mask) > MAX_ARGUMENTS:
             return None
         return self._packed_time(parts, legal)
-
-    def is_convex(self, mask: Mask) -> bool:
-        """Whether no path leaves the set of operators and returns to it."""
-        return self.convex_hull(mask) == mask
 
     def convex_hull(self, mask: Mask) -> Mask:
         """The operators and all nodes on paths between them, opaque nodes included."""
