@@ -328,6 +328,8 @@ class MatrixWriter:
 
     def _iota_value(self, operand: Operand, node: Node, axes: Axes) -> MatrixValue:
         terms, value_axes, _ = self._tensor_terms(operand.accesses, (1,), axes)
+        if not loops_used(operand.accesses):
+            terms.append(ZERO_TENSOR)  # a start alone is a Python number
         dtype = compute_dtype(node.dtype)
         text = f"({' + '.join(terms or [ZERO_TENSOR])}).to({TRITON_DTYPES[dtype]})"
         return MatrixValue(Value(counter_text(node, text), dtype), value_axes)
