@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.fusion.graphs import NamedGraph, capture_passes, model_regions, repeat_graph
 from benchmarks.harness.result_file import save
 from nostall.fusion import Graph
-from nostall.fusion.evaluate import DeltaEvaluator
+from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.explore import explore, greedy_partition, refine
 from nostall.fusion.explore.integer_program import find_optimum
 from nostall.fusion.graph.partition import Partition

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,34 @@ from nostall.fusion.capture import capture, inference_graph
 from nostall.fusion.capture.randomness import SEEDS, replace_random_ops, seeds
 from nostall.fusion.capture.slicing import hoist_slices
 from nostall.fusion.codegen.autotune.autotuner import Autotuner
+from nostall.fusion.codegen.autotune.candidates import (
+    single_chunk_kernels,
+    with_eager_loads,
+    with_evict_first,
+)
 from nostall.fusion.codegen.cost.default_plan import default_plan
 from nostall.fusion.codegen.generate import grow_partition
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
-from nostall.fusion.codegen.tiling.plan_variants import plans_with_variants
+from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.recompute.copies import Kernels
 from nostall.fusion.recompute.kernels import default_kernels
 from nostall.gpu.clock import ReplayClock
+
+
+def plans_with_variants(schedule: Schedule) -> Iterator[PlannedKernel]:
+    """All legal plans of a schedule and all of their variants."""
+    legal = plans(schedule).legal
+    single_chunk = [variant for kernel in legal for variant in single_chunk_kernels(kernel)]
+    for kernel in (*legal, *dict.fromkeys(single_chunk)):
+        for variant in (kernel, with_eager_loads(kernel)):
+            if variant is not None:
+                yield variant
+                if (evicting := with_evict_first(variant)) is not None:
+                    yield evicting
 
 
 class _Module(nn.Module):

@@ -52,12 +52,12 @@ from tests.unit.fusion.codegen.interpreted.sequence_layouts import random_graph 
 from tools.interpreters.triton_interpreter import prepare
 
 from benchmarks.harness.result_file import save
+from nostall.fusion.codegen.autotune.candidates import with_eager_loads, with_evict_first
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.codegen.tiling import legality
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, PackedPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
-from nostall.fusion.codegen.tiling.plan_variants import with_eager_loads, with_evict_first
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.graph import builder
 from nostall.fusion.graph.builder import stored_value

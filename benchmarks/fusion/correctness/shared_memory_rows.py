@@ -41,9 +41,9 @@ from tests.unit.fusion.codegen.graphs.wide_rows import wide_rows
 from tests.unit.fusion.codegen.interpreted.label_columns import two_label_gradient
 from tools.interpreters.triton_interpreter import prepare
 
+from benchmarks.fusion.chains.mechanisms.reuse_rules import Reuse, arena_by, emit_by
 from benchmarks.harness.gpu_pool import run_jobs, visible_gpus
 from benchmarks.harness.result_file import save
-from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.kernel import load_kernel
@@ -52,7 +52,6 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.on_chip import MAX_SHARED_BYTES, rematerialization_options
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
-from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 
 FLOATS = ("float32", "float16")
@@ -128,7 +127,7 @@ def _fits(schedule: Schedule, plan: KernelPlan) -> bool:
     options = rematerialization_options(schedule, plan.async_copies, plan.peeled)[
         plan.rematerialized
     ]
-    return options.arena(plan.chunks[0], "none").total_bytes <= MAX_SHARED_BYTES
+    return arena_by(options, plan.chunks[0], "none").total_bytes <= MAX_SHARED_BYTES
 
 
 def check_graph(seed: int) -> dict[str, Any]:
@@ -139,7 +138,7 @@ def check_graph(seed: int) -> dict[str, Any]:
         return {"seed": seed, "plan": None}
     graph, schedule, plan, reuse = case
     start = time.monotonic()
-    program = emit_shared(plan_kernel(schedule, plan), reuse)
+    program = emit_by(plan_kernel(schedule, plan), reuse)
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
         stitched = StitchedGraph(graph, (load_kernel(program, Path(folder)),), Counter())
         failures = find_failures(

@@ -27,9 +27,10 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
-from nostall.fusion.evaluate import DeltaEvaluator, LatencyEvaluator
+from nostall.fusion.evaluate.delta import DeltaEvaluator
+from nostall.fusion.evaluate.latency import LatencyEvaluator
 from nostall.fusion.explore import explore
-from nostall.fusion.explore.greedy import greedy_partition
+from nostall.fusion.explore.joining import greedy_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import members, to_mask
 

@@ -150,7 +150,7 @@ def measure_deployed(step: AttentionStep) -> dict[str, Any]:
 
 def assembled(name: str, heads: str) -> list[dict[str, Any]]:
     """The portfolio of each kernel of a step, assembled and verified for sm_90."""
-    from nostall.tuning.attention.portfolio import check_portfolio
+    from nostall.tuning.attention.job import check_portfolio
     from nostall.tuning.attention.sources import step_sources
 
     rows = []

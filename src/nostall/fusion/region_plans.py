@@ -89,7 +89,7 @@ def plan_region(
     steps = []
     for program in programs:
         inputs, outputs = map(kernels.in_region, (program.inputs, program.outputs))
-        operators = _operators_between(graph, inputs, outputs)
+        operators = operators_between(graph, inputs, outputs)
         step = PlannedStep(program, inputs, outputs, operators, reduces(graph, operators))
         steps.append(step)
     return RegionPlan(tuple(steps), not_fused)
@@ -137,7 +137,7 @@ def reduces(graph: Graph, operators: Sequence[int]) -> bool:
     return "reduce" in kinds or ("dot" in kinds and len(kinds) > 1)
 
 
-def _operators_between(
+def operators_between(
     graph: Graph, inputs: tuple[int, ...], outputs: tuple[int, ...]
 ) -> tuple[int, ...]:
     """The operators that a kernel computes: all on paths from its inputs to its outputs."""

@@ -32,6 +32,12 @@ import torch
 import triton
 from torch import Tensor
 
+from benchmarks.fusion.chains.mechanisms.reuse_rules import (
+    Reuse,
+    arena_by,
+    emit_by,
+    peak_live_bytes,
+)
 from benchmarks.fusion.chains.mechanisms.wide_row_programs import WIDE_ROW_CHAINS
 from benchmarks.fusion.chains.stitched import chain_graph
 from benchmarks.fusion.chains.timing import Method, copy_count, time_interleaved
@@ -41,7 +47,6 @@ from nostall.core.errors import BadLaunch
 from nostall.core.measurement import Comparison
 from nostall.fusion.codegen.cost.default_plan import modelled_seconds
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
@@ -50,7 +55,6 @@ from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
-from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from nostall.sass import Program as SassProgram
 from nostall.sass.model.occupancy import block_limits, kernel_resources
@@ -139,7 +143,7 @@ def variant_resources(case: Case) -> list[dict[str, Any]]:
                     [b.first_pass, b.last_pass, b.element_bytes, b.is_prefetched]
                     for b in options.buffers
                 ],
-                "live at once": options.arena(plan.chunks[0]).peak_live_bytes,
+                "live at once": peak_live_bytes(options.arena(plan.chunks[0])),
                 "reuse": {reuse: cubin_resources(case, plan, reuse) for reuse in get_args(Reuse)},
             }
         )
@@ -148,12 +152,9 @@ def variant_resources(case: Case) -> list[dict[str, Any]]:
 
 def cubin_resources(case: Case, plan: KernelPlan, reuse: Reuse) -> dict[str, Any]:
     """Shared memory (bytes), registers and blocks per SM of a plan; 0 blocks if it does not fit."""
-    program = emit_shared(plan_kernel(case.schedule, plan), reuse)
-    arena = (
-        rematerialization_options(case.schedule, plan.async_copies)[plan.rematerialized]
-        .arena(plan.chunks[0], reuse)
-        .total_bytes
-    )
+    program = emit_by(plan_kernel(case.schedule, plan), reuse)
+    options = rematerialization_options(case.schedule, plan.async_copies)
+    arena = arena_by(options[plan.rematerialized], plan.chunks[0], reuse).total_bytes
     try:
         return {"arena": arena} | _compiled(program)
     except BadLaunch:  # more shared memory than a block may have

@@ -24,13 +24,18 @@ from torch import Tensor
 
 from benchmarks.fusion.chains.page import load_chains
 from benchmarks.fusion.chains.programs import CHAINS, Chain
-from benchmarks.fusion.chains.stitched import chain_graph, kernel_plans, rebuild
+from benchmarks.fusion.chains.stitched import (
+    chain_graph,
+    kernel_plans,
+    plans_with_variants,
+    rebuild,
+)
 from benchmarks.fusion.chains.timing import Inputs, Method, Run, copy_count, time_interleaved
 from benchmarks.harness.result_file import save
+from nostall.fusion.codegen.autotune.candidates import with_evict_first
 from nostall.fusion.codegen.generate import PlanChooser, schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
-from nostall.fusion.codegen.tiling.plan_variants import plans_with_variants, with_evict_first
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 
 LAYOUTS = 3

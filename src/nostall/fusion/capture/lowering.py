@@ -255,75 +255,23 @@ def _bmm(call: Call) -> Value:
 
 
 _SHIFTS = "{0}.Tensor {0}.Tensor_Scalar {0}.Scalar_Tensor {1}.Tensor {1}.Scalar"
+_WITHOUT_SCALARS = (
+    "neg abs relu sign floor ceil round trunc logical_not bitwise_not isnan isinf maximum "
+    "minimum logical_and logical_or logical_xor exp exp2 expm1 log log2 log1p sqrt rsqrt "
+    "reciprocal tanh sigmoid sin cos erf acos acosh asin asinh atan atanh cosh sinh tan "
+    "log10 erfc lgamma atan2 hypot"
+)
+_WITH_SCALARS = "mul eq ne lt le gt ge copysign div remainder fmod"
 _ELEMENTWISE = {
-    "neg": "neg.default",
-    "abs": "abs.default",
-    "relu": "relu.default",
-    "sign": "sign.default",
-    "floor": "floor.default",
-    "ceil": "ceil.default",
-    "round": "round.default",
-    "trunc": "trunc.default",
-    "logical_not": "logical_not.default",
-    "bitwise_not": "bitwise_not.default",
-    "isnan": "isnan.default",
-    "isinf": "isinf.default",
-    "mul": "mul.Tensor mul.Scalar",
-    "maximum": "maximum.default",
-    "minimum": "minimum.default",
-    "eq": "eq.Tensor eq.Scalar",
-    "ne": "ne.Tensor ne.Scalar",
-    "lt": "lt.Tensor lt.Scalar",
-    "le": "le.Tensor le.Scalar",
-    "gt": "gt.Tensor gt.Scalar",
-    "ge": "ge.Tensor ge.Scalar",
-    "logical_and": "logical_and.default",
-    "logical_or": "logical_or.default",
-    "logical_xor": "logical_xor.default",
+    **{name: f"{name}.default" for name in _WITHOUT_SCALARS.split()},
+    **{name: f"{name}.Tensor {name}.Scalar" for name in _WITH_SCALARS.split()},
     "bitwise_and": "bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor",
     "bitwise_or": "bitwise_or.Tensor bitwise_or.Scalar bitwise_or.Scalar_Tensor",
     "bitwise_xor": "bitwise_xor.Tensor bitwise_xor.Scalar bitwise_xor.Scalar_Tensor",
     "bitwise_left_shift": _SHIFTS.format("bitwise_left_shift", "__lshift__"),
     "bitwise_right_shift": _SHIFTS.format("bitwise_right_shift", "__rshift__"),
     "where": "where.self",
-    "exp": "exp.default",
-    "exp2": "exp2.default",
-    "expm1": "expm1.default",
-    "log": "log.default",
-    "log2": "log2.default",
-    "log1p": "log1p.default",
-    "sqrt": "sqrt.default",
-    "rsqrt": "rsqrt.default",
-    "reciprocal": "reciprocal.default",
-    "tanh": "tanh.default",
-    "sigmoid": "sigmoid.default",
-    "sin": "sin.default",
-    "cos": "cos.default",
-    "erf": "erf.default",
-    **{
-        name: f"{name}.default"
-        for name in [
-            "acos",
-            "acosh",
-            "asin",
-            "asinh",
-            "atan",
-            "atanh",
-            "cosh",
-            "sinh",
-            "tan",
-            "log10",
-            "erfc",
-            "lgamma",
-        ]
-    },
-    "atan2": "atan2.default",
-    "hypot": "hypot.default",
-    "copysign": "copysign.Tensor copysign.Scalar",
-    "div": "div.Tensor div.Scalar",
     "pow": "pow.Tensor_Tensor pow.Scalar",
-    "remainder": "remainder.Tensor remainder.Scalar",
-    "fmod": "fmod.Tensor fmod.Scalar",
     "copy": "clone.default",
 }
 

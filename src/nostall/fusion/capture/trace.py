@@ -24,46 +24,16 @@ from nostall.core.errors import NostallError, one_line
 from nostall.fusion.errors import BadCapture
 
 _aten = torch.ops.aten
-_DECOMPOSED = [
-    _aten._log_softmax,
-    _aten._log_softmax_backward_data,
-    _aten._softmax,
-    _aten._softmax_backward_data,
-    _aten.clamp_max,
-    _aten.clamp_min,
-    _aten.elu,
-    _aten.gelu,
-    _aten.gelu_backward,
-    _aten.hardsigmoid,
-    _aten.hardswish,
-    _aten.hardtanh,
-    _aten.leaky_relu,
-    _aten.linalg_vector_norm,
-    _aten.dist,
-    _aten.permute_copy,
-    _aten.unbind_copy,
-    _aten.view_copy,
-    _aten.mse_loss,
-    _aten.mse_loss_backward,
-    _aten.native_batch_norm,
-    _aten.native_batch_norm_backward,
-    _aten._native_batch_norm_legit,
-    _aten._native_batch_norm_legit_functional,
-    _aten._native_batch_norm_legit_no_training,
-    _aten.native_dropout,
-    _aten.native_dropout_backward,
-    _aten.native_group_norm,
-    _aten.native_group_norm_backward,
-    _aten.native_layer_norm,
-    _aten.native_layer_norm_backward,
-    _aten.sigmoid_backward,
-    _aten.silu,
-    _aten.silu_backward,
-    _aten.softplus,
-    _aten.softplus_backward,
-    _aten.tanh_backward,
-    _aten.threshold_backward,
-]
+_DECOMPOSED = (
+    "_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data clamp_max "
+    "clamp_min elu gelu gelu_backward hardsigmoid hardswish hardtanh leaky_relu "
+    "linalg_vector_norm dist permute_copy unbind_copy view_copy mse_loss mse_loss_backward "
+    "native_batch_norm native_batch_norm_backward _native_batch_norm_legit "
+    "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training native_dropout "
+    "native_dropout_backward native_group_norm native_group_norm_backward native_layer_norm "
+    "native_layer_norm_backward sigmoid_backward silu silu_backward softplus "
+    "softplus_backward tanh_backward threshold_backward"
+)
 """Operators that core ATen does not decompose; their parts can fuse with neighbouring operators."""
 
 
@@ -80,7 +50,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 @functools.cache
 def _table() -> dict[Any, Callable[..., Any]]:
     # Cached because PyTorch scans all of its operators for it, which takes 0.17 s.
-    table = {**core_aten_decompositions(), **get_decompositions(_DECOMPOSED)}
+    table = {
+        **core_aten_decompositions(),
+        **get_decompositions(getattr(_aten, name) for name in _DECOMPOSED.split()),
+    }
     for operator in (_aten.addmm, _aten.baddbmm, _aten._to_copy, *_excluded_by_inductor()):
         for overload in _overloads(operator):
             table.pop(overload, None)
@@ -185,6 +158,8 @@ def _advice(error: Exception, inputs: Sequence[torch.Tensor]) -> str:
     text = f"{type(error).__name__} {error}".lower()
     if any(part in text for part in _DATA_DEPENDENT):
         return "make its forward pass traceable (no branches on values of tensors)"
+    if "convert all tensors to faketensors" in text:
+        return "pass tensors that it makes elsewhere as inputs, or make them buffers of a module"
     shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs)
     return f"the inputs are ({shapes}): give inputs that fit each other, or correct the function"
 

@@ -184,18 +184,6 @@ class DeltaEvaluator:
             self._gains[mask] = None if time is None else self.unfused_seconds(mask) - time.total
         return self._gains[mask]
 
-    def terms(self, mask: Mask) -> tuple[float, float, float] | None:
-        """T_reduced_mem, T_reduced_calls and T_penalty in seconds; None if P is no legal kernel."""
-        time = self.kernel_time(mask)
-        if time is None:
-            return None
-        single = [self._single_times[index] for index in members(mask)]
-        return (
-            sum(kernel.memory for kernel in single) - time.memory,
-            sum(kernel.calls for kernel in single) - time.calls,
-            time.overhead - sum(kernel.overhead for kernel in single),
-        )
-
     def cost(self, partition: Partition) -> float:
         """Modelled seconds of all kernels of a partition; infinity if one of them is illegal."""
         total = 0.0
@@ -215,7 +203,7 @@ class DeltaEvaluator:
             return self._single_times[mask.bit_length() - 1]
         if mask.bit_count() > MAX_OPERATORS or mask & ~self.operators:
             return None
-        if mask & self._without_template or not self.is_convex(mask):
+        if mask & self._without_template or self.convex_hull(mask) != mask:
             return None
         signature = self._signatures.signature(mask)
         if signature not in self._times_by_signature:
@@ -231,10 +219,6 @@ class DeltaEvaluator:
         if len(legal) < len(parts) or self._argument_count(mask) > MAX_ARGUMENTS:
             return None
         return self._packed_time(parts, legal)
-
-    def is_convex(self, mask: Mask) -> bool:
-        """Whether no path leaves the set of operators and returns to it."""
-        return self.convex_hull(mask) == mask
 
     def convex_hull(self, mask: Mask) -> Mask:
         """The operators and all nodes on paths between them, opaque nodes included."""

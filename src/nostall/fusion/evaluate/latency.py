@@ -11,12 +11,9 @@ faster than its bytes at copy bandwidth.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
-from nostall.core import Measurement, Objective
-from nostall.core.measurement import Kind
 from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.evaluate.legality import RowLayout, connected_parts, row_layout
 from nostall.fusion.graph.partition import Mask, Partition, members
@@ -124,27 +121,6 @@ class LatencyEvaluator:
         read = {source for index in inside for source in graph.sources[index]} - inside
         written = {index for index in inside if self.delta.is_output(index, inside)}
         return sum(graph[index].elements * _WIDE > widest for index in read | written)
-
-
-class LatencyObjective(Objective[Partition]):
-    """Objective: the modelled seconds of a partition by the latency-evaluator."""
-
-    kind: ClassVar[Kind] = "modelled"
-    unit: ClassVar[str] = "s"
-
-    def __init__(self, latency: LatencyEvaluator) -> None:
-        self.latency = latency
-
-    def evaluate(self, states: Sequence[Partition]) -> list[Measurement]:
-        source = {"evaluator": "latency", "hardware": self.latency.delta.hardware.name}
-        measurements = []
-        for state in states:
-            seconds = self.latency.cost(state)
-            is_legal = math.isfinite(seconds)
-            failure = None if is_legal else "a kernel that cannot be generated"
-            samples = (seconds,) if is_legal else ()
-            measurements.append(Measurement(self.unit, samples, self.kind, source, failure))
-        return measurements
 
 
 def _launches(layout: RowLayout) -> Iterator[Launch]:

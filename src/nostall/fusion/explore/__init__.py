@@ -5,7 +5,7 @@ The proven optimum is in :mod:`nostall.fusion.explore.integer_program`, which ne
 """
 
 from nostall.fusion.explore.explorer import ExplorationResult, explore, refine
-from nostall.fusion.explore.greedy import greedy_partition
+from nostall.fusion.explore.joining import greedy_partition
 from nostall.fusion.explore.space import PartitionSpace
 
 __all__ = ["ExplorationResult", "PartitionSpace", "explore", "greedy_partition", "refine"]

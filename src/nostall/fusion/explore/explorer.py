@@ -263,7 +263,6 @@ def _partition(delta: DeltaEvaluator, state: _Partial) -> Partition:
     return Partition.from_groups(groups)
 
 
-_MAX_ROUNDS = 10
 _STUCK, _THROWS = 30, 10
 """Parameters of annealing. They are low because small graphs have few partitions: the search ends
 soon after it has seen them."""
@@ -290,7 +289,7 @@ def explore(delta: DeltaEvaluator, *, top: int = TOP, width: int = WIDTH) -> Exp
     results = []
     for from_beam in beam_search(delta, candidate_patterns(delta, top), width):
         for score in (_gain_score(delta), _position_score(delta)):
-            connected = join_kernels(delta, from_beam, score, _MAX_ROUNDS)
+            connected = join_kernels(delta, from_beam, score)
             packed = pack_kernels(delta, connected)
             results.append(ExplorationResult(packed, connected, from_beam))
     return min(results, key=lambda result: latency.cost(result.partition))

@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping
 
 from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.graph.graph import Graph
-from nostall.fusion.graph.partition import Mask, Partition, members, to_mask
+from nostall.fusion.graph.partition import (
+    Mask,
+    Partition,
+    kernel_inputs,
+    kernel_outputs,
+    members,
+    to_mask,
+)
 
 
 class ContractedGraph:
@@ -100,20 +107,22 @@ Score = Callable[[Mask, Mask], float | None]
 """Score of joining two kernels; a pair with None or a score of at most 0 is not joined."""
 
 
-def join_kernels(
-    delta: DeltaEvaluator, partition: Partition, score: Score, max_rounds: int
-) -> Partition:
+MAX_ROUNDS = 10
+
+
+def join_kernels(delta: DeltaEvaluator, partition: Partition, score: Score) -> Partition:
     """Join pairs of kernels that share data, best score first, until nothing changes.
 
-    Each round scores all pairs once. It skips a pair if one of its kernels was joined earlier in
-    the round, if the joined kernel is illegal, or if it would form a cycle.
+    Each of at most :data:`MAX_ROUNDS` rounds scores all pairs once. It skips a pair if one of its
+    kernels was joined earlier in the round, if the joined kernel is illegal, or if it would form a
+    cycle.
     """
     sharing = neighbours(delta.graph)
     owner = {index: mask for mask in partition.groups for index in members(mask)}
     kernels = ContractedGraph(delta.graph)
     for mask in partition.groups:
         kernels.add(mask)
-    for _ in range(max_rounds):
+    for _ in range(MAX_ROUNDS):
         changed = False
         for first, second in _ranked_pairs(owner, sharing, score):
             if owner[_lowest(first)] != first or owner[_lowest(second)] != second:
@@ -156,3 +165,23 @@ def _join(kernels: ContractedGraph, first: Mask, second: Mask) -> bool:
 
 def _lowest(mask: Mask) -> int:
     return (mask & -mask).bit_length() - 1
+
+
+def greedy_partition(delta: DeltaEvaluator) -> Partition:
+    """Fuse pairs of kernels by saved bytes: the baseline, which works like Inductor's scheduler.
+
+    Inductor's ``fuse_nodes`` runs up to ten rounds. In each round it sorts the pairs of kernels
+    that share data by the bytes that fusing them saves, and fuses them in that order if that is
+    legal. There is no time model. The baseline differs in one point: legal is what nostall can
+    generate, which is more than what Inductor fuses.
+    """
+    graph = delta.graph
+
+    def moved_bytes(mask: Mask) -> int:
+        nodes = (*kernel_inputs(graph, mask), *kernel_outputs(graph, mask))
+        return sum(graph[index].bytes for index in nodes)
+
+    def saved_bytes(first: Mask, second: Mask) -> float:
+        return float(moved_bytes(first) + moved_bytes(second) - moved_bytes(first | second))
+
+    return join_kernels(delta, Partition.unfused(graph), saved_bytes)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pprint import pformat
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -56,15 +55,10 @@ def write_source(program: Program, run: Run, launches: Mapping[str, LaunchSpec])
 
     The launches are appended as the table ``LAUNCHES``, which `nostall tune FILE.py:KERNEL` reads.
     """
-    table = {name: _launch_fields(launch) for name, launch in launches.items()}
+    table = {name: launch.model_dump(exclude_defaults=True) for name, launch in launches.items()}
     text = f"\n\n# How `nostall tune` launches them.\nLAUNCHES = {pformat(table, width=100)}\n"
     (run.path / "kernels").mkdir(exist_ok=True)
     return run.write(source_file(program), (program.source + text * bool(table)).encode())
-
-
-def _launch_fields(launch: LaunchSpec) -> dict[str, Any]:
-    """The fields of a launch that differ from their defaults."""
-    return launch.model_dump(exclude_defaults=True)
 
 
 def compile_program(program: Program, run: Run, arch: str) -> Iterator[CompiledKernel]:

@@ -26,7 +26,7 @@ from nostall.core import Observer, Run
 from nostall.core.errors import MissingPart
 from nostall.core.validation import dump_json
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.evaluate import H200
+from nostall.fusion.hardware import H200
 from nostall.fusion.region_plans import captured_regions
 from nostall.gpu import Kernel, LocalGpu
 from nostall.sass.binary import toolchain

@@ -21,14 +21,14 @@ from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.kernel import StitchedKernel
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.codegen.tiling.plan_space import plans
-from nostall.fusion.evaluate import DeltaEvaluator
+from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.explain import explain_graph
 from nostall.fusion.explore import explore, greedy_partition, refine
 from nostall.fusion.explore.default_partition import default_partition
 from nostall.fusion.graph.graph import Graph
 from nostall.fusion.graph.partition import to_mask
 from nostall.fusion.graph.regions import Region
-from nostall.fusion.region_plans import captured_regions
+from nostall.fusion.region_plans import captured_regions, operators_between
 from nostall.tuning.fusing.document import (
     AlternativeSchedule,
     FusedKernel,
@@ -142,7 +142,7 @@ def _plan_region(region: Region, planner: Planner, folder: Path) -> RegionPlan:
 
 
 def _fused_kernel(region: Region, delta: DeltaEvaluator, program: Program) -> FusedKernel:
-    operators = program_operators(program)
+    operators = operators_between(program.graph, program.inputs, program.outputs)
     mask = to_mask(operators)
     unfused, hardware = delta.unfused_seconds(mask), delta.hardware
     time = delta.kernel_time(mask)
@@ -176,18 +176,6 @@ def source_file(program: Program) -> str:
     return f"kernels/{program.launches[0].name}.py"
 
 
-def program_operators(program: Program) -> tuple[int, ...]:
-    """The operators that a program computes: those between its inputs and its outputs."""
-    graph, visited = program.graph, set[int]()
-    pending = list(program.outputs)
-    while pending:
-        index = pending.pop()
-        if index not in visited:
-            visited.add(index)
-            pending.extend(i for i in graph.sources[index] if i not in program.inputs)
-    return tuple(sorted(visited & set(graph.operators)))
-
-
 def _schedules(program: Program, operators: Sequence[int]) -> Schedules:
     """The alternatives of a program's schedule, with modelled times relative to it."""
     unlisted = Schedules(legal=1, next_best=(), refused=())
@@ -214,7 +202,7 @@ def _schedules(program: Program, operators: Sequence[int]) -> Schedules:
 
 def _split_reasons(graph: Graph, patterns: Patterns, programs: Sequence[Program]) -> Iterator[str]:
     """Why patterns of the partition could not be generated as one kernel."""
-    generated = {program_operators(program) for program in programs}
+    generated = {operators_between(p.graph, p.inputs, p.outputs) for p in programs}
     for pattern in patterns:
         if tuple(sorted(pattern)) in generated:
             continue

@@ -72,19 +72,26 @@ def trace_target(request: FusionRequest) -> TracedTarget:
     path, name = parse_target(request.target)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-    with import_file(Path(path).absolute()) as file, _errors_name_target(request.target):
+    with (
+        import_file(Path(path).absolute()) as file,
+        _errors_name_target(request.target),
+        _untouched_by_compile(),
+    ):
         function, inputs = _load_function(file, path, name, mode)
         if request.inputs is not None or inputs is None:
             inputs = _load_inputs(file, path, request.inputs, mode)
         args, kwargs = _to_arguments(inputs)
         _check_signature(function, args, kwargs, request.target)
         convert = _Converter(mode, device, request.dtype)
+        as_it_is = _Converter(mode, device, None)
         if isinstance(function, nn.Module):
             _convert_module(function, convert)
+            _register_tensors(function, as_it_is)
         leaves, structure = tree_flatten((args, kwargs))
         leaves = [convert(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        module = _module_of_tensors(name, function, leaves, structure)
+        constants = {key: as_it_is(value) for key, value in _tensors_of(file).items()}
+        module = _module_of_tensors(name, function, leaves, structure, file, constants)
         if request.backward:
             _require_gradients(tensors)
             forward, backward = training_graphs(module, *tensors)
@@ -92,6 +99,14 @@ def trace_target(request: FusionRequest) -> TracedTarget:
         else:
             passes = {"inference": capture(inference_graph(module, *tensors))}
     return TracedTarget(name, tuple(map(_input_text, leaves)), device.type, passes)
+
+
+@contextmanager
+def _untouched_by_compile() -> Iterator[None]:
+    """Call functions that the file compiles by ``torch.compile`` as they are written."""
+    nested = torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+    with torch.compiler.set_stance("force_eager"), nested:
+        yield
 
 
 @contextmanager
@@ -218,6 +233,19 @@ class _Converter:
             return converted.requires_grad_(tensor.requires_grad)
 
 
+def _tensors_of(owner: Any) -> dict[str, Tensor]:
+    """Tensors that are plain attributes; AOTAutograd traces only those that are inputs."""
+    return {key: value for key, value in vars(owner).items() if isinstance(value, Tensor)}
+
+
+def _register_tensors(module: nn.Module, convert: _Converter) -> None:
+    """Make tensors that are plain attributes of a module, or of its parts, buffers."""
+    for submodule in module.modules():
+        for key, tensor in _tensors_of(submodule).items():
+            delattr(submodule, key)
+            submodule.register_buffer(key, convert(tensor))
+
+
 def _convert_module(module: nn.Module, convert: _Converter) -> None:
     """Convert the parameters and buffers of a module in place; shared tensors stay shared.
 
@@ -249,11 +277,17 @@ def _require_gradients(tensors: Sequence[Tensor]) -> None:
 
 
 def _module_of_tensors(
-    name: str, function: Any, leaves: Sequence[Any], structure: Any
+    name: str,
+    function: Any,
+    leaves: Sequence[Any],
+    structure: Any,
+    file: ModuleType,
+    constants: Mapping[str, Tensor],
 ) -> nn.Module:
     """A module that takes only the tensors; it passes other arguments to the function as they are.
 
-    Its class has the target's name, which PyTorch's error messages contain.
+    Its class has the target's name, which PyTorch's error messages contain. ``constants``: tensors
+    of the file by name; they are buffers of the module, and the function reads what it traces.
     """
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
 
@@ -264,10 +298,13 @@ def _module_of_tensors(
             for replaced, leaf in zip(is_tensor, leaves, strict=True)
         ]
         args, kwargs = tree_unflatten(filled, structure)
+        vars(file).update((key, getattr(self, f"file_{key}")) for key in constants)
         return self.function(*args, **kwargs)
 
     module: nn.Module = type(name, (nn.Module,), {"forward": forward})()
     module.function = function
+    for key, tensor in constants.items():
+        module.register_buffer(f"file_{key}", tensor)
     return module
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.fusion.chains.mechanisms.reuse_rules import Reuse, emit_by
+
 from nostall.core.launch import LaunchSpec
 from nostall.fusion import Builder
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.launch_specs import launch_specs
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.legality import illegal_reason
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
-from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from nostall.tuning.sources.source import Source
 from nostall.tuning.sources.triton_source import compile_triton
@@ -22,7 +22,7 @@ from nostall.tuning.sources.triton_source import compile_triton
 def emit_program(graph: Graph, plan: KernelPlan, reuse: Reuse = "order") -> Program:
     schedule = schedule_operators(graph, graph.operators)
     assert illegal_reason(schedule, plan) is None
-    return emit_shared(plan_kernel(schedule, plan), reuse)
+    return emit_by(plan_kernel(schedule, plan), reuse)
 
 
 def compile_program(program: Program, folder: Path) -> Source:

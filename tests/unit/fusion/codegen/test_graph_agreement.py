@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from nostall.core import BadInput
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.generate import generate, no_kernel_reason
-from nostall.fusion.evaluate import DeltaEvaluator
+from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.explore import explore, greedy_partition, refine
 from nostall.fusion.graph.partition import Mask, members, to_mask
 from nostall.fusion.graph.regions import find_regions

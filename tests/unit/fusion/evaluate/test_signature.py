@@ -10,7 +10,8 @@ from hypothesis import given, settings
 
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.generate import no_kernel_reason
-from nostall.fusion.evaluate import DeltaEvaluator, delta
+from nostall.fusion.evaluate import delta
+from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.explore import explore
 from nostall.fusion.explore.integer_program import enumerate_columns
 from nostall.fusion.graph.partition import Mask, members, to_mask

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from nostall.core import BadInput, IllegalMove
 from nostall.fusion import Builder, Graph
-from nostall.fusion.evaluate import DeltaEvaluator
+from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.explore import PartitionSpace, explore, greedy_partition, refine
 from nostall.fusion.explore.explorer import pack_kernels
 from nostall.fusion.explore.integer_program import (

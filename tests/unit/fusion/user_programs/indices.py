@@ -91,7 +91,21 @@ def more_operators(folder: Path) -> Iterator[str]:
     yield from map(str, compiled.unfused)
 
 
+def one_position_beside_products(folder: Path) -> Iterator[str]:
+    """One number of a sequence beside small products: the place of a token in a cache."""
+
+    def scores(q: Tensor, k: Tensor) -> Tensor:
+        at = torch.arange(20)[5:6]
+        return (torch.bmm(q, k) + at * 0.1).softmax(-1)
+
+    q, k = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+    compiled = stitch(scores, folder)
+    yield from differences("", compiled(q, k), scores(q, k))
+    yield from map(str, compiled.unfused)
+
+
 PROGRAMS: dict[str, Program] = {
+    "one position beside products": one_position_beside_products,
     "gathered values": gathered_values,
     "indices out of range": indices_out_of_range,
     "more operators": more_operators,

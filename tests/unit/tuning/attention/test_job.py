@@ -31,12 +31,12 @@ from nostall.tuning.attention.evaluator import Sample, StepEvaluator, TritonVari
 from nostall.tuning.attention.job import (
     Gpu,
     NativeResult,
+    check_portfolio,
     open_local_gpu,
     refuse_replacement,
     stored_answer,
     tune_step,
 )
-from nostall.tuning.attention.portfolio import check_portfolio
 from nostall.tuning.attention.sources import AttentionStep, attention_functions, step_sources
 from nostall.tuning.settings import Settings
 from nostall.tuning.strategies import ASSEMBLER

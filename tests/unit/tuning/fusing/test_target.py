@@ -73,6 +73,38 @@ def nothing():
     return 3
 """
 
+FILE_WITH_TENSORS = """
+import torch
+from torch import nn
+
+TABLE = torch.linspace(0, 1, 16)
+
+def with_table(x):
+    return x.exp() * TABLE
+
+class Slopes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slopes = torch.linspace(0, 1, 16)
+
+    def forward(self, x):
+        return x.exp() * self.slopes
+
+slopes = Slopes()
+compiled = torch.compile(slopes)
+
+compiled_function = torch.compile(with_table)
+
+@torch.compile
+def calls_compiled(x):
+    return compiled_function(x)
+
+TABLES = [TABLE]
+
+def hidden_table(x):
+    return x * TABLES[0]
+"""
+
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -185,3 +217,28 @@ def test_missing_inputs_error_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("import nothing_like_that\n")
     with pytest.raises(BadInput, match="cannot import"):
         trace_target(FusionRequest(f"{tmp_path}/bad.py:f"))
+
+
+@pytest.fixture(scope="module")
+def file_with_tensors(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("tensors") / "program.py"
+    path.write_text(FILE_WITH_TENSORS)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["with_table", "Slopes", "slopes", "compiled", "calls_compiled"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_tensors_of_the_file_and_compiled_functions_are_traced(
+    file_with_tensors: str, name: str, backward: bool
+) -> None:
+    request = FusionRequest(f"{file_with_tensors}:{name}", "4x16", "bfloat16", backward=backward)
+    graph = next(iter(trace_target(request).passes.values())).graph
+    (product,) = (node for node in graph if node.op == "mul")
+    table = graph[max(product.inputs, key=lambda index: graph[index].op == "input")]
+    # The table is an input that keeps its dtype.
+    assert (table.op, table.shape, table.dtype) == ("input", (16,), "float32")
+
+
+def test_a_tensor_that_cannot_be_traced_names_the_remedy(file_with_tensors: str) -> None:
+    with pytest.raises(BadInput, match="or make them buffers of a module"):
+        trace_target(FusionRequest(f"{file_with_tensors}:hidden_table", "8x16"))

@@ -15,10 +15,10 @@ from nostall.fusion.codegen.cost.default_plan import (
     modelled_seconds,
 )
 from nostall.fusion.codegen.loops.schedule import Schedule
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan, Scheme
 from nostall.fusion.codegen.tiling.plan_space import plans
-from nostall.fusion.codegen.tiling.plan_variants import single_chunk_kernels, with_eager_loads
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE, next_power_of_two
 
 MAX_SLOWDOWN = 1.5
 """Plans whose modelled time is more than this many times the shortest one are not measured.  At
@@ -27,13 +27,16 @@ MIN_GAIN = 1.001
 """Smaller gains are not measured a second time."""
 LAZY_CANDIDATES = 4
 """Of more candidates than this, as many as exceed it are measured with eager loads, too."""
+MAX_WARPS = 32
+VECTOR_ELEMENTS = 8
+"""Two-byte elements of one 16-byte load."""
 
 
 def candidates(schedule: Schedule, most: int) -> tuple[PlannedKernel, ...]:
     """The kernels to measure first.
 
     They are the :func:`fastest_modelled` ones, beginning with the default plan, and the first of
-    them again :func:`~nostall.fusion.codegen.tiling.plan_variants.with_eager_loads` if that is
+    them again :func:`with_eager_loads` if that is
     legal. Raises :class:`BadInput` if no plan is legal.
     """
     legal = plans(schedule).legal
@@ -46,12 +49,52 @@ def candidates(schedule: Schedule, most: int) -> tuple[PlannedKernel, ...]:
     return (*fastest, *eager[: max(0, most - LAZY_CANDIDATES)])
 
 
+# Variants that only autotuning considers: the cost model cannot predict what they gain.
+
+
+def with_eager_loads(kernel: PlannedKernel) -> PlannedKernel | None:
+    """The kernel with operands that all rows share loaded eagerly; None if that is illegal.
+
+    No warp waits for these loads after a reduction then, but they take registers. A kernel without
+    reductions loads all of its inputs before it computes anything.
+    """
+    return kernel.variant(eager_loads=True)
+
+
+def with_evict_first(kernel: PlannedKernel) -> PlannedKernel | None:
+    """The kernel with outputs larger than L2 stored as ``evict_first``; None if that is illegal.
+
+    The next kernel that reads such an output from its start finds that part evicted otherwise. What
+    a kernel gained alone, it also gained together with its reader (docs/explanation/codegen.md).
+    """
+    return kernel.variant(evict_first=True)
+
+
+def single_chunk_kernels(kernel: PlannedKernel) -> tuple[PlannedKernel, ...]:
+    """The kernel with each row in one chunk: 8 columns of a row for each thread, and 16.
+
+    Nearly half of the lanes may be masked, so :func:`plans` rejects these plans. That costs nothing
+    if memory is the bottleneck, and a thread waits for one or two loads of each input only. Empty
+    if rows are in one chunk already, or not in registers, or if the plans are illegal.
+    """
+    plan = kernel.plan
+    if plan.scheme not in ("warp", "block") or len(plan.chunks) == 1:
+        return ()
+    width = next_power_of_two(kernel.schedule.column_count)
+    variants = []
+    for elements in (VECTOR_ELEMENTS, 2 * VECTOR_ELEMENTS):
+        warps = min(MAX_WARPS, max(1, plan.rows * width // (elements * WARP_SIZE)))
+        scheme: Scheme = "warp" if plan.rows >= warps else "block"
+        variants.append(kernel.variant(scheme=scheme, chunks=(width,), num_warps=warps))
+    return tuple(dict.fromkeys(variant for variant in variants if variant is not None))
+
+
 def neighbours(kernel: PlannedKernel) -> tuple[PlannedKernel, ...]:
     """The kernels that differ in one respect from a kernel of the same schedule.
 
     A respect is: half or twice the rows, warps or columns of a loop iteration; the next number of
     splits; other chunks of a row; ``async_copies``; ``eager_loads``; ``evict_first``. Variants of
-    :func:`~nostall.fusion.codegen.tiling.plan_variants.single_chunk_kernels` are neighbours, too.
+    :func:`single_chunk_kernels` are neighbours, too.
     """
     near = []
     for evict_first, eager_loads in product((False, True), repeat=2):

@@ -20,9 +20,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from nostall.core.errors import BadInput
-from nostall.fusion.codegen.cost.gpu import H200, H200_DOTS, kernel_seconds
+from nostall.fusion.codegen.cost.gpu import H200, H200_DOTS, SECTOR_BYTES, kernel_seconds
 from nostall.fusion.codegen.cost.kernel import kernel_costs
-from nostall.fusion.codegen.cost.memory_traffic import SECTOR_BYTES
 from nostall.fusion.codegen.loops.mapping import loops_used
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan

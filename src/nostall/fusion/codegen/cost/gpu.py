@@ -10,11 +10,14 @@ sharply if two are close, and nothing overlaps what the first and the last progr
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from nostall.fusion.codegen.cost.occupancy import blocks_per_sm
+from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.legality import max_registers
+from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE
+from nostall.fusion.graph.operations import DTYPE_BYTES
 from nostall.fusion.hardware import H200 as HARDWARE
 
 REGISTER_UNCERTAINTY = (0.85, 1.0, 1.2)
@@ -24,6 +27,22 @@ Half of all kernels are within 15 %, and a few registers decide how many program
 """
 _SPILL_BYTES = 8
 """Bytes for each register that does not fit: it is stored and loaded again."""
+# The vendor's figures for compute capability 9.0
+MAX_BLOCKS_PER_SM = 32
+RESERVED_SHARED_BYTES = 1024
+"""Shared memory that the system reserves in every block."""
+SHARED_BYTES_PER_SM = HARDWARE.shared_bytes + RESERVED_SHARED_BYTES
+"""A single block can have all of it but its own reserved part."""
+REGISTER_GRANULARITY = 8
+"""Registers of a thread are allocated in multiples of this."""
+
+
+PARTIAL_RESULT_BYTES = 4
+"""Bytes of one partial result of a reduction."""
+SECTOR_BYTES = 32
+"""The smallest amount of memory that L2 transfers."""
+_SECTOR_PAIR_BYTES = 64
+"""Two sectors. Memory prefers to transfer them together (measured: single ones take longer)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +141,17 @@ H200_DOTS = replace(
 """The same GPU for kernels with small dots."""
 
 
+def blocks_per_sm(warps: int, registers_per_thread: int, shared_bytes: int) -> int:
+    """Resident blocks of so many warps, registers and shared bytes; 0 if not even one fits."""
+    allocated = -(-registers_per_thread // REGISTER_GRANULARITY) * REGISTER_GRANULARITY
+    return min(
+        MAX_BLOCKS_PER_SM,
+        HARDWARE.max_warps // warps,
+        HARDWARE.registers // (WARP_SIZE * warps * allocated),
+        SHARED_BYTES_PER_SM // (shared_bytes + RESERVED_SHARED_BYTES),
+    )
+
+
 def resident_programs(cost: KernelCost, gpu: Gpu = H200) -> int:
     """Programs that are resident on an SM at once."""
     registers = int(min(cost.registers, max_registers(cost.warps)))
@@ -214,3 +244,35 @@ def _delay(
     delay += max(0.0, cost.overlapped_loads * gpu.load_latency_s - dependent_s)
     delay += max(0.0, dependent_s - issue)
     return delay
+
+
+def tensor_bytes(schedule: Schedule, reads: Iterable[int], writes: Iterable[int]) -> float:
+    """Bytes of the tensors that are read and written, each once."""
+    return float(sum(schedule.mapping.graph[index].bytes for index in (*reads, *writes)))
+
+
+def with_sector_waste(kernel: PlannedKernel, cost: KernelCost) -> KernelCost:
+    """The cost with the traffic of partly used sectors, if rows are contiguous in memory.
+
+    A tile of few rows then reads short runs: sectors contain bytes that only other programs need,
+    sectors are written in parts, and sectors are transferred without the other one of their pair.
+    """
+    schedule = kernel.schedule
+    if not schedule.is_column_major:
+        return cost
+    graph, outputs = schedule.mapping.graph, set(schedule.mapping.outputs)
+    needed = wasted = partial = unpaired = 0.0
+    for index in (*schedule.mapping.inputs, *schedule.mapping.outputs):
+        run, size = kernel.plan.rows * DTYPE_BYTES[graph[index].dtype], graph[index].bytes
+        waste = size * max(0.0, SECTOR_BYTES / run - 1)
+        needed += size
+        wasted += waste
+        partial += waste * (index in outputs)
+        unpaired += size * (run < _SECTOR_PAIR_BYTES)
+    share = 1 / max(1.0, needed)
+    return replace(
+        cost,
+        overfetched_bytes=(cost.memory_bytes + cost.reread_bytes) * wasted * share,
+        partial_sector_bytes=cost.memory_bytes * partial * share,
+        unpaired_sector_bytes=cost.memory_bytes * unpaired * share,
+    )

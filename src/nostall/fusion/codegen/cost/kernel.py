@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 from nostall.fusion.codegen.cost.coefficients import COEFFICIENTS, CostCoefficients, operator_cost
-from nostall.fusion.codegen.cost.gpu import KernelCost
-from nostall.fusion.codegen.cost.memory_traffic import (
+from nostall.fusion.codegen.cost.gpu import (
     PARTIAL_RESULT_BYTES,
+    KernelCost,
     tensor_bytes,
     with_sector_waste,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nostall.fusion.codegen.cost.coefficients import CostCoefficients
-from nostall.fusion.codegen.cost.gpu import KernelCost
-from nostall.fusion.codegen.cost.memory_traffic import (
+from nostall.fusion.codegen.cost.gpu import (
     PARTIAL_RESULT_BYTES,
+    KernelCost,
     tensor_bytes,
     with_sector_waste,
 )

@@ -7,20 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from nostall.fusion.codegen.emit.program import Launch, Program, assemble_program, kernel_name
+from nostall.fusion.codegen.emit.program import (
+    LAUNCH_DEPENDENTS,
+    Launch,
+    Program,
+    assemble_program,
+    kernel_name,
+)
 from nostall.fusion.codegen.emit.schemes.dots import write_matrices
 from nostall.fusion.codegen.emit.schemes.multi_pass import emit_split, write_looped
-from nostall.fusion.codegen.emit.schemes.register_rows import write_flat, write_register_rows
 from nostall.fusion.codegen.emit.schemes.sequence import write_sequence
 from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.emit.schemes.two_stage import emit_two_stage
 from nostall.fusion.codegen.emit.size_arguments import write_with_sizes
-from nostall.fusion.codegen.emit.tile_parts import specializes_counts
+from nostall.fusion.codegen.emit.tile import Tile
+from nostall.fusion.codegen.emit.tile_parts import (
+    Chunk,
+    Rows,
+    row_limit,
+    specializes_counts,
+    write_row_block,
+    write_row_chunks,
+    zero_condition,
+)
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.loops.dynamic_rows import needs_size_arguments
 from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.tiling.kernel_plan import Scheme
+from nostall.fusion.codegen.tiling.legality import large_outputs
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
+from nostall.fusion.graph.dynamic_size import Extent
 
 Emitter = Callable[[PlannedKernel], Program]
 BodyWriter = Callable[[PlannedKernel, Lines], int]
@@ -66,6 +82,53 @@ def _single(write_body: BodyWriter) -> Emitter:
         )
 
     return emit_single
+
+
+def write_flat(kernel: PlannedKernel, lines: Lines) -> int:
+    """Write the body of the kernel of the scheme ``thread``; returns the number of programs.
+
+    There are no reductions, so all loops are the columns of one long row.
+    """
+    schedule, plan = kernel.schedule, kernel.plan
+    width = plan.chunks[0]
+    lines(f"c = pid * {width} + tl.arange(0, {width})[None, :]")
+    mask = None
+    if schedule.mapping.graph.varying is not None or schedule.row_count % width:
+        mask = "inside"
+        lines(f"{mask} = c < {row_limit(schedule)}")
+    rows = Rows((), 1, "0", None, zero_condition("pid"))
+    tile = Tile(kernel.facts, schedule.rows, rows, (Chunk(width, "c", mask, ""),), lines)
+    tile.evict_first = large_outputs(schedule) if plan.evict_first else frozenset()
+    tile.preload(schedule.body)
+    if plan.eager_loads:
+        lines(LAUNCH_DEPENDENTS)
+    if not plan.evict_first:
+        tile.write(schedule.body)
+        return Extent(schedule.row_count, width)
+    # After a barrier, warps store neighbouring addresses at the same time.
+    tile.write(schedule.body, stores=())
+    lines("tl.debug_barrier()")
+    for index in schedule.mapping.outputs:
+        tile.store(index)
+    return Extent(schedule.row_count, width)
+
+
+def write_register_rows(kernel: PlannedKernel, lines: Lines) -> int:
+    """Write the body of the kernel of the schemes ``warp`` and ``block``; returns the number of
+    programs. Whole rows stay in registers across all reductions.
+    """
+    schedule, plan = kernel.schedule, kernel.plan
+    rows = write_row_block(kernel, lines, "pid")
+    chunks = write_row_chunks(kernel, lines)
+    tile = Tile(kernel.facts, schedule.columns, rows, chunks, lines)
+    tile.evict_first = large_outputs(schedule) if plan.evict_first else frozenset()
+    tile.preload(schedule.body)
+    if plan.eager_loads and schedule.late_broadcast_operands:
+        tile.preload(schedule.body, row_dependent=False)
+    elif plan.eager_loads:
+        lines(LAUNCH_DEPENDENTS)
+    tile.write(schedule.body)
+    return Extent(schedule.row_count, plan.rows)
 
 
 PACKABLE_BODIES: Mapping[Scheme, BodyWriter] = {

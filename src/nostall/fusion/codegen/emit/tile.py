@@ -11,7 +11,6 @@ from functools import reduce
 
 from nostall.fusion.codegen.emit.gluon import widened_blocks
 from nostall.fusion.codegen.emit.one_hot import one_hot_operands
-from nostall.fusion.codegen.emit.philox import counter_offsets
 from nostall.fusion.codegen.emit.tile_parts import Chunk, Rows, TileValue, narrow_comparison
 from nostall.fusion.codegen.expressions.index_width import counter_text, fits_int32
 from nostall.fusion.codegen.expressions.lines import Lines
@@ -29,6 +28,7 @@ from nostall.fusion.codegen.expressions.templates import (
 from nostall.fusion.codegen.loops.addresses import (
     ZERO_TENSOR,
     Offset,
+    counter_offsets,
     missing_loop_masks,
     offset_terms,
     tensor_offset,

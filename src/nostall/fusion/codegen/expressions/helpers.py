@@ -5,63 +5,51 @@ Triton and libdevice lack these functions, or have slower ones.
 
 from __future__ import annotations
 
-HELPERS = {
-    "_follow": """@triton.jit
+_SOURCE = """
 def _follow():  # begins while the kernel before ends, and waits for all of it; so may the next one
     if tl.target_info.cuda_capability_geq(9, 0):
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-""",
-    "_behind": """@triton.jit
+
 def _behind():  # begins while the kernel before ends, and waits for all of it
     if tl.target_info.cuda_capability_geq(9, 0):
         tl.extra.cuda.gdc_wait()
-""",
-    "_release": """@triton.jit
+
 def _release():  # the next kernel may begin; all that is read above has been asked for
     if tl.target_info.cuda_capability_geq(9, 0):
         tl.extra.cuda.gdc_launch_dependents()
-""",
-    "_max": """@triton.jit
+
 def _max(a, b):  # NaN wins, as in PyTorch; tl.max would drop it
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-""",
-    "_min": """@triton.jit
+
 def _min(a, b):  # NaN wins, as in PyTorch; tl.min would drop it
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-""",
-    "_online": """@triton.jit
+
 def _online(m, s, x):  # a maximum, which begins above -inf, and the sum of exp(x - maximum)
     below = tl.exp2(tl.abs(libdevice.sub_rn(x, m)) * -1.4426950408889634)
     s = tl.where(x > m, s * below + 1.0, s + below)
     return tl.maximum(m, x, propagate_nan=tl.PropagateNan.ALL), s
-""",
-    "_rescaled": """@triton.jit
+
 def _rescaled(s, m, highest):  # a sum of exp(x - m) as one of exp(x - highest); 0 where m is -inf
     return tl.where(s == 0.0, 0.0, s * libdevice.fast_expf(m - highest))
-""",
-    "_spread": """@triton.jit
+
 def _spread(q, s, x, n):  # a sum of (x - mean)^2 after an x; s sums n of them, that one included
     d = x - s * (1.0 / n)
     return q + d * d * (n / tl.maximum(n - 1.0, 1.0))
-""",
-    "_apart": """@triton.jit
+
 def _apart(q, s, n, mean):  # a sum of squared differences from its own mean as one from mean
     own = s / tl.maximum(n, 1.0)
     d = tl.where((own == mean) | (n == 0.0), 0.0, own - mean)  # both may be infinite
     return q + n * d * d
-""",
-    "_mul": """@triton.jit
+
 def _mul(a, b):
     return a * b
-""",
-    "_within": """@triton.jit
+
 def _within(x):  # an int64 as int32; one of its ends where it lies beyond
     low = x.to(tl.int32)
     beyond = tl.where(x < 0, -2147483648, 2147483647)
     return tl.where(low.to(tl.int64) == x, low, beyond)
-""",
-    "_erf": """@triton.jit
+
 def _erf(x):  # x P(x^2) / Q(x^2), 6e-7 of the value at most; without branches, unlike libdevice's
     u = tl.minimum(x * x, 15.3664)
     p = 2.050081548077287e-06 * u + 0.00028488380485214293
@@ -73,69 +61,57 @@ def _erf(x):  # x P(x^2) / Q(x^2), 6e-7 of the value at most; without branches, 
     y = libdevice.fast_dividef(x * p, q)
     y = tl.maximum(y, -1.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(y, 1.0, propagate_nan=tl.PropagateNan.ALL)
-""",
-    "_erf_plus_1": """@triton.jit
+
 def _erf_plus_1(x):  # 2 / (1 + exp(-x R(x^2))), off by 6e-7 at most; R > 0: nothing is clamped
     u = x * x
     r = (-4.58634133e-07 * u + 1.72706641e-05) * u - 0.000258853921
     r = ((r * u + 0.00180544099) * u + 0.000532022677) * u - 0.296518505
     return _reciprocal(0.5 + 0.5 * tl.exp2((r * u - 3.25581551) * x))
-""",
-    "_tanh": """@triton.jit
+
 def _tanh(x):  # by exp, or near 0 by x P(x^2): off by 1e-6 of the value at most
     u = x * x
     p = (-0.04632163 * u + 0.13246644) * u - 0.33330484
     far = 1.0 - _reciprocal(0.5 + 0.5 * tl.exp2(x * 2.8853900817779268))
     return tl.where(tl.abs(x) < 0.45, (p * u + 1.0) * x, far)
-""",
-    "_tanh_plus_1": """@triton.jit
+
 def _tanh_plus_1(x):  # 2 / (1 + exp(-2 x)): no digit is lost where tanh is nearly -1
     return _reciprocal(0.5 + 0.5 * tl.exp2(x * -2.8853900817779268))
-""",
-    "_sigmoid": """@triton.jit
+
 def _sigmoid(x):  # what is below 2**-126 is 0: the instructions are those without subnormals
     return _reciprocal(1.0 + tl.exp2(x * -1.4426950408889634))
-""",
-    "_reciprocal": """@triton.jit
+
 def _reciprocal(x):  # a single instruction, off by 1 unit in the last place; without subnormals
     return tl.inline_asm_elementwise(
         "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
     )
-""",
-    "_rounded": """@triton.jit
+
 def _rounded(x):  # to an int32, the nearest even one; NaN is 0
     return tl.inline_asm_elementwise(
         "cvt.rni.s32.f32 $0, $1;", "=r,f", [x], dtype=tl.int32, is_pure=True, pack=1
     )
-""",
-    "_of_int32": """@triton.jit
+
 def _of_int32(x):
     return tl.inline_asm_elementwise(
         "cvt.rn.f32.s32 $0, $1;", "=f,r", [x], dtype=tl.float32, is_pure=True, pack=1
     )
-""",
-    "_of_int64": """@triton.jit
+
 def _of_int64(x):
     return tl.inline_asm_elementwise(
         "cvt.rn.f32.s64 $0, $1;", "=f,l", [x], dtype=tl.float32, is_pure=True, pack=1
     )
-""",
-    "_random": """@triton.jit
+
 def _random(seed, first, place):  # word place % 4 of counter first + place // 4, below 1
     word = _word(seed, first.to(tl.uint32) + place.to(tl.uint32) // 4, place & 1, place & 2)
     return word.to(tl.float32) * 2.3283062977608182e-10
-""",
-    "_half": """@triton.jit
+
 def _half(seed, first, place):  # half place % 8 of counter first + place // 8, above other bits
     word = _word(seed, first.to(tl.uint32) + place.to(tl.uint32) // 8, place & 2, place & 4)
     return tl.where(place & 1 == 0, word << 16, word)
-""",
-    "_number_of": """@triton.jit
+
 def _number_of(word):  # (h + 0.5) / 65536, h the upper half: of 2**23 + h, which is these bits
     wide = (word >> 16 | 0x4B000000).to(tl.float32, bitcast=True)
     return wide * 1.52587890625e-05 - 127.99999237060547
-""",
-    "_word": """@triton.jit
+
 def _word(seed, counter, odd, last):  # Philox 4x32-10: word 0, or 1 where odd; of the last two
     key0, key1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     a = counter
@@ -147,7 +123,10 @@ def _word(seed, counter, odd, last):  # Philox 4x32-10: word 0, or 1 where odd; 
         b, d = right.to(tl.uint32), left.to(tl.uint32)
         key0, key1 = key0 + 0x9E3779B9, key1 + 0xBB67AE85
     return tl.where(last == 0, tl.where(odd == 0, a, b), tl.where(odd == 0, c, d))
-""",
+"""
+HELPERS = {
+    text.partition("(")[0].removeprefix("def "): f"@triton.jit\n{text}\n"
+    for text in _SOURCE.strip().split("\n\n")
 }
 """Source of each helper function by name.  A kernel's file contains only those it calls.
 

@@ -157,11 +157,6 @@ _HALF_VALUES = 2**16
 _MIRRORED_COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
-def mask_expression(node: Node, operands: Sequence[Value]) -> Value | None:
-    """A comparison or product that consumes a deferred operand; None for other operators."""
-    return half_comparison(node, operands) or scaled_product(node, operands)
-
-
 # -- comparisons -----------------------------------------------------------------------------------
 
 
@@ -179,13 +174,8 @@ def is_only_compared(graph: Graph, index: int) -> bool:
     )
 
 
-def random_halves(operands: Sequence[Value]) -> str:
-    """The call that computes 32-bit words whose upper halves are the random integers h."""
-    return random_call("_half", operands)
-
-
 def half_value(name: str) -> Value:
-    """The value of a 16-bit random number; variable ``name`` holds :func:`random_halves`."""
+    """The value of a 16-bit random number; the upper halves of the words in ``name`` are h."""
     return Value(f"_number_of({name})", "float32", half_text=name)
 
 
@@ -283,7 +273,8 @@ def operator_value(
     return (
         add_one(node, operands)
         or rounding_cast(graph, index, operands, materialized)
-        or mask_expression(node, operands)
+        or half_comparison(node, operands)
+        or scaled_product(node, operands)
         or expression(node, operands, softmax_template(graph, index))
     )
 
@@ -303,5 +294,5 @@ def deferred_value(
     if is_deferred_product(graph, index):
         return "", deferred_product(operands)
     if is_only_compared(graph, index):
-        return random_halves(operands), half_value(name)
+        return random_call("_half", operands), half_value(name)
     return None

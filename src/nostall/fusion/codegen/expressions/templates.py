@@ -265,7 +265,7 @@ _RANDOM_TEMPLATES: Mapping[object, str] = {1: "tl.rand{}", 4: "_random{}", 8: "_
 
 
 def _random_text(node: Node, operands: Sequence[Value]) -> str:
-    """Random numbers from the seed and counters (:mod:`~nostall.fusion.codegen.emit.philox`)."""
+    """Random numbers from the seed and counters, which ``addresses.counter_offsets`` describes."""
     text = _RANDOM_TEMPLATES[node["words"]].format(random_call("", operands))
     maximum = LARGEST_BELOW_ONE.get(node.dtype)
     return f"tl.minimum({text}, {maximum})" if maximum else text

@@ -116,21 +116,27 @@ def _pair_candidates(schedule: Schedule) -> Iterator[OnlinePair]:
 
 def _is_guarded_sum(schedule: Schedule, index: int, x: Operand, maxima: list[int]) -> bool | None:
     """Whether a sum of exp(x - maximum) is guarded; None if the operator is no such sum."""
-    mapping = schedule.mapping
-    if not (_is_float_operator(mapping, index, "sum") and schedule.removes_columns(index)):
+    found = _nested_operands(schedule.mapping, index, "sum", "exp", "sub")
+    if found is None or found[0] != x or not schedule.removes_columns(index):
         return None
-    (power,) = mapping.operands[index]
-    if not _is_float_operator(mapping, power.source, "exp"):
-        return None
-    (difference,) = mapping.operands[power.source]
-    if not _is_float_operator(mapping, difference.source, "sub"):
-        return None
-    left, right = mapping.operands[difference.source]
-    if left != x:
-        return None
-    if right.source in maxima:
+    maximum = found[1].source
+    if maximum in maxima:
         return False
-    return True if _guarded_maximum(mapping, right.source) in maxima else None
+    return True if _guarded_maximum(schedule.mapping, maximum) in maxima else None
+
+
+def _nested_operands(mapping: LoopMapping, index: int, *ops: str) -> tuple[Operand, ...] | None:
+    """The operands of the last of nested float operators, such as of ``sub`` in sum(exp(sub)).
+
+    None if an operator is another one.
+    """
+    operands: tuple[Operand, ...] | None = None
+    for op in ops:
+        if not _is_float_operator(mapping, index, op):
+            return None
+        operands = mapping.operands[index]
+        index = operands[0].source
+    return operands
 
 
 def _guarded_maximum(mapping: LoopMapping, index: int) -> int | None:
@@ -210,15 +216,10 @@ def _candidates(schedule: Schedule) -> Iterator[OnlineVariance]:
 
 def _centred_sum(mapping: LoopMapping, index: int) -> int | None:
     """The sum of x, if a node is the sum of (x - mean)^2 of the same elements."""
-    if not _is_fp32(mapping, index, "sum"):
+    found = _nested_operands(mapping, index, "sum", "square", "sub")
+    if found is None:
         return None
-    (square,) = mapping.operands[index]
-    if not _is_fp32(mapping, square.source, "square"):
-        return None
-    (difference,) = mapping.operands[square.source]
-    if not _is_fp32(mapping, difference.source, "sub"):
-        return None
-    x, mean = mapping.operands[difference.source]
+    x, mean = found
     total = _sum_of_mean(mapping, mean.source)
     if total is None or mapping.operands[total] != (x,):
         return None
@@ -228,12 +229,12 @@ def _centred_sum(mapping: LoopMapping, index: int) -> int | None:
 
 def _sum_of_mean(mapping: LoopMapping, index: int) -> int | None:
     """The sum that a node divides by the number of its elements; None for other nodes."""
-    is_product = _is_fp32(mapping, index, "mul")
-    if not is_product and not _is_fp32(mapping, index, "div"):
+    is_product = _is_float_operator(mapping, index, "mul")
+    if not is_product and not _is_float_operator(mapping, index, "div"):
         return None
     total, number = mapping.operands[index]
     factor = mapping.graph[number.source]
-    if factor.op != "constant" or not _is_fp32(mapping, total.source, "sum"):
+    if factor.op != "constant" or not _is_float_operator(mapping, total.source, "sum"):
         return None
     count = math.prod(mapping.loop_sizes[loop] for loop in mapping.reduced_loops[total.source])
     value = factor["value"]
@@ -241,9 +242,3 @@ def _sum_of_mean(mapping: LoopMapping, index: int) -> int | None:
         return None
     share = count * value if is_product else value / count
     return total.source if abs(share - 1) <= _MEAN_TOLERANCE else None
-
-
-def _is_fp32(mapping: LoopMapping, index: int, op: str) -> bool:
-    """Whether a node is the operator ``op``, computed here in fp32."""
-    node = mapping.graph[index]
-    return index in mapping.accesses and node.op == op and compute_dtype(node.dtype) == "float32"

@@ -82,7 +82,8 @@ def uniform_numbers(seed: Tensor, size: Sequence[int], dtype: torch.dtype, words
     """Philox random numbers in [0, 1), bit-identical to those of kernels.
 
     ``seed``: a tensor of one element.  ``words``: random numbers for each counter: 4 or 8
-    (:mod:`~nostall.fusion.codegen.emit.philox`), or 1, the first word, as in ``tl.rand``.
+    (:func:`~nostall.fusion.codegen.loops.addresses.counter_offsets`), or 1, the first word, as in
+    ``tl.rand``.
     """
     size = tuple(size)
     if words == 1:

@@ -104,16 +104,11 @@ class StitchedKernel:
             required = (node.shape, node.strides, getattr(torch, node.dtype))
             actual = (tuple(tensor.shape), tensor.stride(), tensor.dtype)
             # The stride of an axis with at most one element is arbitrary.
-            stride_pairs = [
-                (a, b)
-                for size, a, b in zip(node.shape, node.strides, tensor.stride(), strict=False)
-                if size > 1
-            ]
-            matches = (
-                required[0] == actual[0]
-                and required[2] == actual[2]
-                and all(a == b for a, b in stride_pairs)
+            has_strides = all(
+                n <= 1 or a == b
+                for n, a, b in zip(node.shape, node.strides, tensor.stride(), strict=False)
             )
+            matches = has_strides and required[::2] == actual[::2]
             if not matches or tensor.device != inputs[0].device:
                 raise BadTensor(
                     f"input {node} got a tensor of shape, strides and dtype {actual} on "

@@ -27,9 +27,9 @@ from nostall.fusion.codegen.tiling.loop_peeling import (
 from nostall.fusion.codegen.tiling.shared_memory import (
     Arena,
     Buffer,
-    Reuse,
+    SharingRule,
     allocate,
-    immediate_postdominators,
+    any_dead_buffer,
 )
 from nostall.fusion.graph.operations import DTYPE_BYTES
 
@@ -109,55 +109,10 @@ class OnChipValues:
         used = frozenset(value for value, numbers in self.passes_using.items() if len(numbers) > 1)
         return replace(self, values=used)
 
-    def arena(self, chunk_lanes: int, reuse: Reuse = "order") -> Arena:
+    def arena(self, chunk_lanes: int, may_reuse: SharingRule = any_dead_buffer) -> Arena:
         """The shared-memory allocation for passes in chunks of ``chunk_lanes`` lanes."""
         chunks = -(-lanes_per_row(self.schedule, self.peeled) // chunk_lanes)
-        dominated = self.dominated_pairs if reuse == "dominance" else frozenset()
-        return allocate(self.buffers, chunks, chunk_lanes, reuse, dominated)
-
-    @cached_property
-    def dominated_pairs(self) -> frozenset[tuple[int, int]]:
-        """Pairs of buffers (a, b) such that the producer of b dominates the producer of a.
-
-        Dominance is that of the papers, from the root (the last step): all paths from a's producer
-        to the end go through b's.
-        """
-        steps, successors = self._dataflow_steps()
-        postdominators = immediate_postdominators(successors)
-        producers = [steps[value, numbers[0]] for value, numbers in self.passes_using.items()]
-        pairs = set()
-        for a, producer in enumerate(producers):
-            dominators = set()
-            step = producer
-            while (step := postdominators[step]) < len(successors):
-                dominators.add(step)
-            pairs |= {(a, b) for b, candidate in enumerate(producers) if candidate in dominators}
-        return frozenset(pairs)
-
-    def _dataflow_steps(self) -> tuple[dict[tuple[ValueKey, int], int], list[list[int]]]:
-        """The dataflow graph of the kernel: all operators and loads, in execution order.
-
-        Returns the step number of each (value, pass), and the successors of each step, which are
-        the steps that use its result.  A value that is recomputed has a step in each pass.
-        """
-        steps: dict[tuple[ValueKey, int], int] = {}
-        successors: list[list[int]] = []
-        latest: dict[ValueKey, int] = {}
-        for number, current in enumerate(self.passes):
-            loads: list[ValueKey] = [
-                v for v in current.operands if not isinstance(v, int) and v not in current.on_chip
-            ]
-            row_operators = [index for index in current.row_operators if index not in latest]
-            operators = {*current.column_operators, *row_operators, *current.reductions}
-            for value in [*loads, *sorted(operators)]:
-                step = steps[value, number] = latest[value] = len(successors)
-                successors.append([])
-                for source in (
-                    () if not isinstance(value, int) else operand_values(self.schedule, value)
-                ):
-                    if source in latest:
-                        successors[latest[source]].append(step)
-        return steps, successors
+        return allocate(self.buffers, chunks, chunk_lanes, may_reuse)
 
 
 def operand_values(schedule: Schedule, index: int) -> list[ValueKey]:

@@ -7,22 +7,15 @@ another one, both may have the same offset if their chunks have the same size, b
 read before it is written.  *Prefetched* buffers are excluded, because they are written before their
 first pass begins.
 
-Three rules of reuse:
-
-- ``"none"``: no buffer reuses memory.
-- ``"dominance"`` (arXiv:1811.05213, arXiv:2009.10924): a buffer reuses the memory of one whose
-  producer its own producer dominates.  This is valid for every order of the operators.
-- ``"order"`` (this project): a buffer reuses the memory of one that is dead in the order in which
-  the kernel runs.
+A buffer reuses the memory of one that is dead in the order in which the kernel runs.  (In
+arXiv:1811.05213 and arXiv:2009.10924 its producer also has to dominate the other one's, which is
+valid for every order of the operators: ``benchmarks.fusion.chains.mechanisms.reuse_rules``.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-Reuse = Literal["none", "dominance", "order"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +27,15 @@ class Buffer:
     last_pass: int  # reads it for the last time
     element_bytes: int  # for each column
     is_prefetched: bool = False  # filled before the first pass begins
+
+
+SharingRule = Callable[[Buffer, Buffer], bool]
+"""Whether a buffer, the second one, may take the memory of one that is dead."""
+
+
+def any_dead_buffer(earlier: Buffer, later: Buffer) -> bool:
+    """The rule of kernels; only benchmarks and tests have others."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -62,38 +64,22 @@ class Arena:
         ends = (o + self.buffer_bytes(b) for b, o in zip(self.buffers, self.offsets, strict=True))
         return max(ends, default=0)
 
-    @property
-    def peak_live_bytes(self) -> int:
-        """The maximum bytes that are live between two passes: a lower bound of every allocation."""
-        passes = range(max((b.last_pass for b in self.buffers), default=0))
-        live = (
-            sum(self.buffer_bytes(b) for b in self.buffers if b.first_pass <= p < b.last_pass)
-            for p in passes
-        )
-        return max(live, default=0)
-
 
 def allocate(
     buffers: Sequence[Buffer],
     chunks: int,
     chunk_lanes: int,
-    reuse: Reuse,
-    dominated: Collection[tuple[int, int]] = (),
+    may_reuse: SharingRule = any_dead_buffer,
 ) -> Arena:
-    """Allocate buffers greedily in order of creation, each at the lowest offset that is allowed.
-
-    ``dominated``: pairs of names (a, b) such that the producer of b dominates the producer of a.
-    """
+    """Allocate buffers greedily in order of creation, each at the lowest offset that is allowed."""
     size = Arena(tuple(buffers), (0,) * len(buffers), chunks, chunk_lanes).buffer_bytes
     offsets: dict[Buffer, int] = {}
 
     def fits(buffer: Buffer, offset: int) -> bool:
         for earlier, start in offsets.items():
             is_disjoint = offset >= start + size(earlier) or start >= offset + size(buffer)
-            is_same_offset = start == offset
-            if not is_disjoint and not _may_share(
-                earlier, buffer, is_same_offset, reuse, dominated
-            ):
+            may_share = may_reuse(earlier, buffer) and _is_dead(earlier, buffer, start == offset)
+            if not (is_disjoint or may_share):
                 return False
         return True
 
@@ -104,42 +90,11 @@ def allocate(
     return Arena(tuple(buffers), ordered_offsets, chunks, chunk_lanes)
 
 
-def _may_share(
-    earlier: Buffer,
-    later: Buffer,
-    is_same_offset: bool,
-    reuse: Reuse,
-    dominated: Collection[tuple[int, int]],
-) -> bool:
-    """Whether a later buffer may overlap an earlier one in memory."""
-    if reuse == "none" or (reuse == "dominance" and (earlier.name, later.name) not in dominated):
-        return False
+def _is_dead(earlier: Buffer, later: Buffer, is_same_offset: bool) -> bool:
+    """Whether nothing reads a buffer after a later one is written in its memory."""
     if earlier.last_pass < later.first_pass:
         return True
     in_place = (
         is_same_offset and earlier.element_bytes == later.element_bytes and not later.is_prefetched
     )
     return earlier.last_pass == later.first_pass and in_place
-
-
-def immediate_postdominators(successors: Sequence[Sequence[int]]) -> list[int]:
-    """The immediate postdominator of every step of a directed acyclic graph.
-
-    It is the next step on all paths to the end.  The end is ``len(successors)``; it follows steps
-    without successors.  Steps are in topological order, so one backward sweep yields the result of
-    the iterative algorithm of Cooper, Harvey and Kennedy (2001).
-    """
-    end = len(successors)
-    postdominators = [end] * (end + 1)
-
-    def common(a: int, b: int) -> int:
-        while a != b:
-            a, b = (postdominators[a], b) if a < b else (a, postdominators[b])
-        return a
-
-    for step in reversed(range(end)):
-        nearest = None
-        for successor in successors[step]:
-            nearest = successor if nearest is None else common(nearest, successor)
-        postdominators[step] = end if nearest is None else nearest
-    return postdominators[:end]

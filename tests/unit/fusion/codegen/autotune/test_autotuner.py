@@ -32,6 +32,8 @@ from nostall.fusion.codegen.autotune.candidates import (
     fastest_modelled,
     most_promising,
     neighbours,
+    with_eager_loads,
+    with_evict_first,
 )
 from nostall.fusion.codegen.cost import default_plan as default_plan_module
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds, sort_key
@@ -40,7 +42,6 @@ from nostall.fusion.codegen.loops.schedule import Schedule
 from nostall.fusion.codegen.runtime.stitched_graph import stitch
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import IllegalPlan, Plans, plans
-from nostall.fusion.codegen.tiling.plan_variants import with_eager_loads, with_evict_first
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel
 from nostall.gpu.clock import RecordedClock, Run, Samples
 

@@ -7,7 +7,7 @@ import pytest
 from nostall.fusion import Builder, Graph
 from nostall.fusion.codegen.emit.program import NodeNumbering, Program
 from nostall.fusion.codegen.generate import generate
-from nostall.fusion.evaluate import DeltaEvaluator
+from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.explore import explore
 
 torch = pytest.importorskip("torch")

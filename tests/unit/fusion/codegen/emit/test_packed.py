@@ -9,7 +9,7 @@ from nostall.fusion.codegen.emit.program import Program
 from nostall.fusion.codegen.generate import generate, no_kernel_reason, schedule_operators
 from nostall.fusion.codegen.packing import independent_parts, plan_packed
 from nostall.fusion.codegen.tiling.kernel_plan import PackedPlan
-from nostall.fusion.evaluate import DeltaEvaluator
+from nostall.fusion.evaluate.delta import DeltaEvaluator
 from nostall.fusion.explore import explore
 from nostall.fusion.graph.dynamic_size import resized
 from tests.unit.fusion.pattern_tables import PACKED

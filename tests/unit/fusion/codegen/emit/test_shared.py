@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from benchmarks.fusion.chains.mechanisms.reuse_rules import Reuse
 
 from nostall.fusion import Builder
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.legality import illegal_reason
 from nostall.fusion.codegen.tiling.on_chip import MAX_SHARED_BYTES, rematerialization_options
-from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.sass import validate
 from tests.unit.fusion.codegen import oldest_triton
 from tests.unit.fusion.codegen.graphs.wide_rows import softmax_norm

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.fusion import Builder
-from nostall.fusion.codegen.cost.occupancy import blocks_per_sm
+from nostall.fusion.codegen.cost.gpu import blocks_per_sm
 from nostall.fusion.codegen.expressions.lines import Lines
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan

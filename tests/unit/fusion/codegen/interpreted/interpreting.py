@@ -22,6 +22,7 @@ from hypothesis import seed as fixed_seed
 from tools.interpreters.triton_interpreter import prepare
 
 from nostall.fusion import Builder
+from nostall.fusion.codegen.autotune.candidates import single_chunk_kernels, with_evict_first
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
@@ -30,7 +31,6 @@ from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph, stitch
 from nostall.fusion.codegen.tiling import legality
 from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
 from nostall.fusion.codegen.tiling.plan_space import plans
-from nostall.fusion.codegen.tiling.plan_variants import single_chunk_kernels, with_evict_first
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.graph.dynamic_size import SizeReader, primes_of
 from nostall.fusion.graph.graph import Graph

@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from benchmarks.fusion.chains.mechanisms.reuse_rules import Reuse, emit_by
+
 from nostall.fusion.codegen.emit.program import Program
-from nostall.fusion.codegen.emit.schemes.shared import emit_shared
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.runtime.kernel import load_kernel
 from nostall.fusion.codegen.runtime.stitched_graph import StitchedGraph
@@ -23,7 +24,6 @@ from nostall.fusion.codegen.tiling.legality import illegal_reason
 from nostall.fusion.codegen.tiling.loop_peeling import find_peeling
 from nostall.fusion.codegen.tiling.on_chip import rematerialization_options
 from nostall.fusion.codegen.tiling.planned_kernel import plan_kernel
-from nostall.fusion.codegen.tiling.shared_memory import Reuse
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.codegen.accuracy import (
     OutOfBoundsWrite,
@@ -47,7 +47,7 @@ def programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
         for option in range(len(rematerialization_options(schedule, copies))):
             plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, 1, option, copies)
             if illegal_reason(schedule, plan) is None:
-                yield emit_shared(plan_kernel(schedule, plan), draw.choice(get_args(Reuse)))
+                yield emit_by(plan_kernel(schedule, plan), draw.choice(get_args(Reuse)))
 
 
 def peeled_programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
@@ -62,7 +62,7 @@ def peeled_programs(graph: Graph, draw: random.Random) -> Iterator[Program]:
         for option in sorted({0, options // 2}) if options else ():
             plan = KernelPlan("shared", 1, (draw.choice(WIDTHS),), 1, 1, option, copies, True)
             if illegal_reason(schedule, plan) is None:
-                yield emit_shared(plan_kernel(schedule, plan), draw.choice(get_args(Reuse)))
+                yield emit_by(plan_kernel(schedule, plan), draw.choice(get_args(Reuse)))
 
 
 def find_errors(program: Program, seed: int, folder: Path) -> list[str]:
@@ -131,7 +131,7 @@ def damaged_kernel_errors(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """The errors that are found in damaged kernels; there should be some for each damage."""
     graph = softmax_norm((3, COLUMNS), "float32")
     schedule = schedule_operators(graph, graph.operators)
-    correct = emit_shared(plan_kernel(schedule, KernelPlan("shared", 1, (64,), 1)), "none")
+    correct = emit_by(plan_kernel(schedule, KernelPlan("shared", 1, (64,), 1)), "none")
     for name, (pattern, damaged) in DAMAGES.items():
         match = list(re.finditer(pattern, correct.source))[-1]
         source = correct.source[: match.start()] + match.expand(damaged)

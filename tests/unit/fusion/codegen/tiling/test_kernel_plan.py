@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.fusion.chains.stitched import plans_with_variants
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.fusion import BadFusion, Builder
-from nostall.fusion.codegen.emit.emit import emit
-from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
-from nostall.fusion.codegen.tiling.plan_space import plans
-from nostall.fusion.codegen.tiling.plan_variants import (
+from nostall.fusion.codegen.autotune.candidates import (
     VECTOR_ELEMENTS,
-    plans_with_variants,
     single_chunk_kernels,
     with_eager_loads,
     with_evict_first,
 )
+from nostall.fusion.codegen.emit.emit import emit
+from nostall.fusion.codegen.tiling.kernel_plan import KernelPlan
+from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
 from nostall.fusion.codegen.tiling.tile_sizes import (
     MAX_IDLE_SHARE,

@@ -6,13 +6,20 @@ import random
 from itertools import combinations, pairwise
 
 import pytest
+from benchmarks.fusion.chains.mechanisms.reuse_rules import (
+    Reuse,
+    arena_by,
+    dominated_pairs,
+    immediate_postdominators,
+    peak_live_bytes,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nostall.fusion import BadFusion
 from nostall.fusion.codegen.autotune.candidates import candidates
 from nostall.fusion.codegen.cost.default_plan import default_plan, modelled_seconds
-from nostall.fusion.codegen.cost.occupancy import blocks_per_sm
+from nostall.fusion.codegen.cost.gpu import blocks_per_sm
 from nostall.fusion.codegen.emit.emit import emit
 from nostall.fusion.codegen.generate import schedule_operators
 from nostall.fusion.codegen.loops.schedule import Schedule
@@ -26,13 +33,7 @@ from nostall.fusion.codegen.tiling.on_chip import (
 )
 from nostall.fusion.codegen.tiling.plan_space import plans
 from nostall.fusion.codegen.tiling.planned_kernel import PlannedKernel, plan_kernel
-from nostall.fusion.codegen.tiling.shared_memory import (
-    Arena,
-    Buffer,
-    Reuse,
-    allocate,
-    immediate_postdominators,
-)
+from nostall.fusion.codegen.tiling.shared_memory import Arena, Buffer, allocate, any_dead_buffer
 from nostall.fusion.graph.graph import Graph
 from tests.unit.fusion.codegen.graphs.wide_rows import late_input, softmax_norm, wide_rows
 from tests.unit.fusion.codegen.interpreted.online_rows import cross_entropy
@@ -89,13 +90,18 @@ def test_live_buffers_are_disjoint_and_reuse_takes_no_more_memory(
 ) -> None:
     pairs = [(a.name, b.name) for a in buffers for b in buffers if a.last_pass <= b.first_pass]
     dominated = [pair for pair in pairs if draw.random() < 0.5]
-    without_reuse = allocate(buffers, chunks, 256, "none")
+    rules = {
+        "none": lambda earlier, later: False,
+        "dominance": lambda earlier, later: (earlier.name, later.name) in dominated,
+        "order": any_dead_buffer,
+    }
+    without_reuse = allocate(buffers, chunks, 256, rules["none"])
     assert overlapping_pairs(without_reuse) == []
     assert without_reuse.total_bytes == sum(without_reuse.buffer_bytes(b) for b in buffers)
     for reuse in REUSES:
-        arena = allocate(buffers, chunks, 256, reuse, dominated)
+        arena = allocate(buffers, chunks, 256, rules[reuse])
         assert conflicts(arena) == []
-        assert arena.peak_live_bytes <= arena.total_bytes <= without_reuse.total_bytes
+        assert peak_live_bytes(arena) <= arena.total_bytes <= without_reuse.total_bytes
         offsets = zip(arena.offsets, arena.buffers, strict=True)
         assert all(offset % (256 * b.element_bytes) == 0 for offset, b in offsets)
         if reuse == "dominance":
@@ -104,16 +110,16 @@ def test_live_buffers_are_disjoint_and_reuse_takes_no_more_memory(
 
 def test_a_chain_of_buffers_shares_one_offset() -> None:
     chain = [Buffer(name, name, name + 1, 4) for name in range(4)]
-    assert allocate(chain, 3, 1024, "order").total_bytes == 3 * 4096
-    assert allocate(chain, 3, 1024, "dominance").total_bytes == 4 * 3 * 4096, (
+    assert allocate(chain, 3, 1024).total_bytes == 3 * 4096
+    assert allocate(chain, 3, 1024, lambda earlier, later: False).total_bytes == 4 * 3 * 4096, (
         "no pair of producers dominates"
     )
     prefetched = [Buffer(name, name, name + 1, 4, is_prefetched=True) for name in range(4)]
-    assert allocate(prefetched, 3, 1024, "order").total_bytes == 2 * 3 * 4096, (
+    assert allocate(prefetched, 3, 1024).total_bytes == 2 * 3 * 4096, (
         "written before the last read of the earlier buffer"
     )
     mixed = [Buffer(0, 0, 1, 2), Buffer(1, 1, 2, 4)]
-    assert allocate(mixed, 2, 1024, "order").total_bytes == 3 * 4096, "chunks of different sizes"
+    assert allocate(mixed, 2, 1024).total_bytes == 3 * 4096, "chunks of different sizes"
 
 
 # -- dominance -------------------------------------------------------------------------------------
@@ -140,12 +146,16 @@ def test_the_dominator_of_a_value_runs_after_its_last_read(seed: int) -> None:
     schedule = schedule_graph(wide_rows(seed, columns=300))
     for kept in rematerialization_options(schedule, async_copies=bool(seed % 2)):
         buffers = kept.buffers
-        for a, b in kept.dominated_pairs:
+        for a, b in dominated_pairs(kept):
             assert buffers[a].last_pass <= buffers[b].first_pass
         for reuse in REUSES:
-            arena = kept.arena(64, reuse)
+            arena = arena_by(kept, 64, reuse)
             assert conflicts(arena) == []
-            assert arena.peak_live_bytes <= arena.total_bytes <= kept.arena(64, "none").total_bytes
+            assert (
+                peak_live_bytes(arena)
+                <= arena.total_bytes
+                <= arena_by(kept, 64, "none").total_bytes
+            )
 
 
 def test_reuse_by_order_saves_more_than_by_dominance() -> None:
@@ -157,7 +167,7 @@ def test_reuse_by_order_saves_more_than_by_dominance() -> None:
     )
     assert [(b.first_pass, b.last_pass) for b in kept.buffers] == [(0, 1), (2, 3)]
     row = 8192 * 2
-    assert [kept.arena(1024, reuse).total_bytes for reuse in REUSES] == [2 * row, 2 * row, row]
+    assert [arena_by(kept, 1024, reuse).total_bytes for reuse in REUSES] == [2 * row, 2 * row, row]
 
 
 # -- values on chip --------------------------------------------------------------------------------
@@ -172,7 +182,7 @@ def test_all_values_of_a_softmax_and_a_norm_share_memory_of_one_row() -> None:
         (3, 4, 4),
     ]
     row = 8192 * 4
-    assert [kept.arena(1024, reuse).total_bytes for reuse in REUSES] == [4 * row, row, row]
+    assert [arena_by(kept, 1024, reuse).total_bytes for reuse in REUSES] == [4 * row, row, row]
 
 
 def test_the_second_option_of_a_norm_keeps_its_fp16_input() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nostall.fusion.codegen.emit.philox import counter_offsets
 from nostall.fusion.codegen.emit.tile_parts import write_row_block
 from nostall.fusion.codegen.expressions.index_width import counter_text
 from nostall.fusion.codegen.expressions.lines import Lines
@@ -29,6 +28,7 @@ from nostall.fusion.codegen.expressions.templates import (
 from nostall.fusion.codegen.loops.addresses import (
     ZERO_TENSOR,
     Offset,
+    counter_offsets,
     missing_loop_masks,
     offset_terms,
     tensor_offset,
@@ -328,6 +328,8 @@ class MatrixWriter:
 
     def _iota_value(self, operand: Operand, node: Node, axes: Axes) -> MatrixValue:
         terms, value_axes, _ = self._tensor_terms(operand.accesses, (1,), axes)
+        if not loops_used(operand.accesses):
+            terms.append(ZERO_TENSOR)  # a start alone is a Python number
         dtype = compute_dtype(node.dtype)
         text = f"({' + '.join(terms or [ZERO_TENSOR])}).to({TRITON_DTYPES[dtype]})"
         return MatrixValue(Value(counter_text(node, text), dtype), value_axes)

@@ -58,20 +58,20 @@ from nostall.fusion.codegen.tiling.on_chip import (
     storage_dtype,
 )
 from nostall.fusion.codegen.tiling.planned_kernel import KernelFacts, PlannedKernel
-from nostall.fusion.codegen.tiling.shared_memory import Reuse
+from nostall.fusion.codegen.tiling.shared_memory import SharingRule, any_dead_buffer
 from nostall.fusion.codegen.tiling.tile_sizes import WARP_SIZE
 from nostall.fusion.graph.dynamic_size import Extent
 from nostall.fusion.graph.operations import DTYPE_BYTES
 
 
-def emit_shared(kernel: PlannedKernel, reuse: Reuse = "order") -> Program:
-    """The program of the scheme ``shared``; only benchmarks and tests pass another ``reuse``."""
+def emit_shared(kernel: PlannedKernel, may_reuse: SharingRule = any_dead_buffer) -> Program:
+    """The program of the scheme ``shared``; ``may_reuse``: which memory buffers may share."""
     schedule, plan = kernel.schedule, kernel.plan
     options = rematerialization_options(schedule, plan.async_copies, plan.peeled)
     lines = Lines()
     with lines.block():
         lines("pid = tl.program_id(0)")
-        _SharedRowWriter(options[plan.rematerialized], kernel, reuse, lines).write()
+        _SharedRowWriter(options[plan.rematerialized], kernel, may_reuse, lines).write()
     launch = Launch(
         kernel_name(kernel),
         tuple(f"p{i}" for i in (*schedule.mapping.inputs, *schedule.mapping.outputs)),
@@ -89,14 +89,14 @@ class _SharedRowWriter:
     """Writes the body of a kernel: all passes over one row."""
 
     def __init__(
-        self, on_chip: OnChipValues, kernel: PlannedKernel, reuse: Reuse, lines: Lines
+        self, on_chip: OnChipValues, kernel: PlannedKernel, may_reuse: SharingRule, lines: Lines
     ) -> None:
         plan = kernel.plan
         self.on_chip = on_chip
         self.schedule = on_chip.schedule
         self.lines = lines
         self.width = plan.chunks[0]
-        self.arena = on_chip.arena(self.width, reuse)
+        self.arena = on_chip.arena(self.width, may_reuse)
         self._write_declarations(plan)
         rows = write_row_block(kernel, lines, "pid")
         peeling = kernel.peeling
