@@ -110,12 +110,12 @@ class Masks:
         """Whether a mask is true everywhere, or as a bias 0 everywhere."""
         if _is_boolean(mask):
             return self._always(mask, True)
-        value = self._value(mask)
+        value = self.value(mask)
         return value is not None and not bool(_distinct(value).any())
 
     def is_causal(self, mask: Node) -> bool:
         """Whether a square mask lets each query attend to itself and to what came before."""
-        value = self._value(mask)
+        value = self.value(mask)
         if value is None or value.dim() < 2 or value.shape[-1] != value.shape[-2]:
             return False
         value = _distinct(value)
@@ -130,23 +130,22 @@ class Masks:
         hidden = (value == float("-inf")) | (value == torch.finfo(value.dtype).min)
         return bool((torch.where(before, value == 0, hidden)).all())
 
-    def value(self, node: Node) -> Tensor | None:
-        """A mask's value if it depends on no input and no operator may write to its memory."""
-        return self._value(node)
-
     def _always(self, mask: Any, expected: bool) -> bool:
         """Whether a boolean value is proven to be the same everywhere."""
         if isinstance(mask, bool):
             return mask is expected
         if not isinstance(mask, Node) or not _is_boolean(mask):
             return False
-        value = self._value(mask)
+        value = self.value(mask)
         if value is not None:
             return bool((_distinct(value) == expected).all())
         return expected and self._always_holds(mask)
 
-    def _value(self, node: Node) -> Tensor | None:
-        """A value that depends on no input; None if it may depend on one, or is too large."""
+    def value(self, node: Node) -> Tensor | None:
+        """A value that depends on no input, and to whose memory no operator may write.
+
+        None if that is not known, or if it is too large.
+        """
         if node not in self._values:
             self._values[node] = None  # if it fails
             if self._is_certain(node):
@@ -160,7 +159,7 @@ class Masks:
             return None
         if not is_view and fake.numel() > MOST_ELEMENTS:
             return None
-        operands: dict[Node, Tensor | None] = {n: self._value(n) for n in node.all_input_nodes}
+        operands: dict[Node, Tensor | None] = {n: self.value(n) for n in node.all_input_nodes}
         if any(value is None for value in operands.values()):
             return None
         args = _on_cpu(map_arg(node.args, operands.get))
