@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 from nostall.attach.torch_compile.rewrite.logits import Refused
@@ -446,14 +447,8 @@ def _fits(mask: Node, operands: Mapping[str, Any]) -> bool:
     if value is None or query is None or key is None or value.dim() > query.dim():
         return False
     scores = (*query.shape[:-1], key.shape[-2])[-value.dim() :]
-    return all(_is_equal(a, 1) or _is_equal(a, b) for a, b in zip(value.shape, scores, strict=True))
-
-
-def _is_equal(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal without a new guard."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    return str(a) == str(b)
+    pairs = zip(value.shape, scores, strict=True)
+    return all(statically_known_true(a == 1) or statically_known_true(a == b) for a, b in pairs)
 
 
 def _is_strided(node: Any) -> bool:
@@ -462,7 +457,7 @@ def _is_strided(node: Any) -> bool:
     if value is None or value.dim() < 2:
         return False
     last = value.stride(-1)
-    return isinstance(last, int) and last != 1 and not _is_equal(value.shape[-1], 1)
+    return isinstance(last, int) and last != 1 and not statically_known_true(value.shape[-1] == 1)
 
 
 def _copied(graph: Graph, node: Node, is_mask: bool, copies: dict[Node, Node]) -> Node:
