@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatefulSymbolicContext
@@ -96,4 +96,8 @@ def _fake(value: Any, mode: Any, contexts: Any = None) -> Any:
         return value
     symbolic = contexts[value] if contexts is not None else None
     source = symbolic.tensor_source if symbolic is not None else None
-    return mode.from_tensor(value, symbolic_context=symbolic, source=source)
+    fake = mode.from_tensor(value, symbolic_context=symbolic, source=source)
+    if isinstance(value, FakeTensor):
+        # The symbol of a Python float, which PyTorch does not copy.
+        fake.item_memo = value.item_memo
+    return fake

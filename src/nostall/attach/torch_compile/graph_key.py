@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import HANDLED_TYPES
 from torch.fx.node import Node, map_aggregate
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -27,7 +28,7 @@ def unsupported_reason(module: GraphModule, inputs: Sequence[Any]) -> str | None
     names = dynamic_symbols(inputs)
     if any(name.startswith("u") for name in names):
         return "data-dependent shape"
-    if any(is_traceable_wrapper_subclass(x) for x in tensors):
+    if any(is_traceable_wrapper_subclass(x) or _data_type(x) not in HANDLED_TYPES for x in tensors):
         return "a tensor subclass"
     targets = [str(node.target) for graph in _subgraphs(module) for node in graph.graph.nodes]
     if any("c10d" in target or "all_reduce" in target for target in targets):
@@ -40,6 +41,14 @@ def unsupported_reason(module: GraphModule, inputs: Sequence[Any]) -> str | None
     if next(iter(devices)).type != "cuda" and not triton.knobs.runtime.interpret:
         return "not on a GPU"
     return None
+
+
+def _data_type(value: Tensor) -> type[Tensor]:
+    """Class of a tensor, or of a parameter's data.
+
+    PyTorch calls no operators of others than ``HANDLED_TYPES`` in the first call of a graph.
+    """
+    return type(value.data if isinstance(value, torch.nn.Parameter) else value)
 
 
 def graph_key(

@@ -13,7 +13,11 @@ torch = pytest.importorskip("torch")
 from functorch.compile import make_boxed_func  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from nostall.attach.torch_compile.graph_copies import clone_graph  # noqa: E402
+from nostall.attach.torch_compile.graph_copies import (  # noqa: E402
+    DynamicInputs,
+    clone_graph,
+    fake_inputs,
+)
 
 
 def dynamo_graph(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any, Any]:
@@ -45,3 +49,19 @@ def test_parameters_of_a_copy_are_static_inputs() -> None:
     for graph in (module, copy):
         compile_fx(graph, inputs, inner_compile=inner)
     assert static == [[0, 1], [0, 1]]
+
+
+def test_a_copy_of_the_inputs_has_the_symbol_of_a_python_float() -> None:
+    """With it AOTAutograd traces ``x * scale`` for all scales; without it, not at all."""
+    memos: list[Any] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        copies = DynamicInputs(inputs)
+        with copies.tracing(), fake_inputs(copies.inputs) as again:
+            memos.extend(x.item_memo for x in again if isinstance(x, Tensor))
+        return module.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, scale: x * scale, backend=backend, dynamic=True)
+    compiled(torch.ones(2, 3), 2.5)
+    assert [type(memo) for memo in memos] == [type(None), torch.SymFloat]

@@ -83,3 +83,12 @@ def test_unsupported_graphs_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> No
     assert unsupported_reason(module, [torch.ones(3), torch.ones(3, device="meta")]) == (
         "tensors on several devices"
     )
+
+    class Image(torch.Tensor):  # type: ignore[misc, name-defined]
+        """As torchvision's: PyTorch refuses operators on it in the first call of a graph."""
+
+    monkeypatch.setattr("triton.knobs.runtime.interpret", True)
+    image = torch.ones(3).as_subclass(Image)
+    for value in (image, torch.nn.Parameter(image)):
+        assert unsupported_reason(module, [value]) == "a tensor subclass"
+    assert unsupported_reason(module, [torch.nn.Parameter(torch.ones(3)), torch.ones(3)]) is None

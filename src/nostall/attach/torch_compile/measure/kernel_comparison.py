@@ -41,7 +41,6 @@ from nostall.gpu.synthetic_inputs import synthetic_inputs
 
 MAX_COMPARISON_S = 0.1
 """Longest measurement of one comparison in seconds, without compiling the baseline."""
-"""Shape, strides and dtype of a tensor."""
 
 
 class AllKernelsSlower(Exception):

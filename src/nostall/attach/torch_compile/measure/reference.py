@@ -145,7 +145,7 @@ class WideMode(TorchDispatchMode):  # type: ignore[misc]
     """Runs every operator on floats of ``dtype``, and notes the longest sum.
 
     Casts to narrower floats do nothing. An operator that refuses wide floats and is not in
-    :data:`~.wide_products.WIDE` runs on operands of the dtypes that they have in the program, as it
+    :data:`WIDE` runs on operands of the dtypes that they have in the program, as it
     does in both versions. Raises :class:`NoReference` for random numbers, which would differ from
     those of compiled code, for bits that are read as another dtype, and if such dtypes are not
     known.

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 from nostall.attach.torch_compile.rewrite.logits import Refused
@@ -110,12 +111,12 @@ class Masks:
         """Whether a mask is true everywhere, or as a bias 0 everywhere."""
         if _is_boolean(mask):
             return self._always(mask, True)
-        value = self._value(mask)
+        value = self.value(mask)
         return value is not None and not bool(_distinct(value).any())
 
     def is_causal(self, mask: Node) -> bool:
         """Whether a square mask lets each query attend to itself and to what came before."""
-        value = self._value(mask)
+        value = self.value(mask)
         if value is None or value.dim() < 2 or value.shape[-1] != value.shape[-2]:
             return False
         value = _distinct(value)
@@ -130,23 +131,22 @@ class Masks:
         hidden = (value == float("-inf")) | (value == torch.finfo(value.dtype).min)
         return bool((torch.where(before, value == 0, hidden)).all())
 
-    def value(self, node: Node) -> Tensor | None:
-        """A mask's value if it depends on no input and no operator may write to its memory."""
-        return self._value(node)
-
     def _always(self, mask: Any, expected: bool) -> bool:
         """Whether a boolean value is proven to be the same everywhere."""
         if isinstance(mask, bool):
             return mask is expected
         if not isinstance(mask, Node) or not _is_boolean(mask):
             return False
-        value = self._value(mask)
+        value = self.value(mask)
         if value is not None:
             return bool((_distinct(value) == expected).all())
         return expected and self._always_holds(mask)
 
-    def _value(self, node: Node) -> Tensor | None:
-        """A value that depends on no input; None if it may depend on one, or is too large."""
+    def value(self, node: Node) -> Tensor | None:
+        """A value that depends on no input, and to whose memory no operator may write.
+
+        None if that is not known, or if it is too large.
+        """
         if node not in self._values:
             self._values[node] = None  # if it fails
             if self._is_certain(node):
@@ -160,7 +160,7 @@ class Masks:
             return None
         if not is_view and fake.numel() > MOST_ELEMENTS:
             return None
-        operands: dict[Node, Tensor | None] = {n: self._value(n) for n in node.all_input_nodes}
+        operands: dict[Node, Tensor | None] = {n: self.value(n) for n in node.all_input_nodes}
         if any(value is None for value in operands.values()):
             return None
         args = _on_cpu(map_arg(node.args, operands.get))
@@ -447,14 +447,8 @@ def _fits(mask: Node, operands: Mapping[str, Any]) -> bool:
     if value is None or query is None or key is None or value.dim() > query.dim():
         return False
     scores = (*query.shape[:-1], key.shape[-2])[-value.dim() :]
-    return all(_is_equal(a, 1) or _is_equal(a, b) for a, b in zip(value.shape, scores, strict=True))
-
-
-def _is_equal(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal without a new guard."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    return str(a) == str(b)
+    pairs = zip(value.shape, scores, strict=True)
+    return all(statically_known_true(a == 1) or statically_known_true(a == b) for a, b in pairs)
 
 
 def _is_strided(node: Any) -> bool:
@@ -463,7 +457,7 @@ def _is_strided(node: Any) -> bool:
     if value is None or value.dim() < 2:
         return False
     last = value.stride(-1)
-    return isinstance(last, int) and last != 1 and not _is_equal(value.shape[-1], 1)
+    return isinstance(last, int) and last != 1 and not statically_known_true(value.shape[-1] == 1)
 
 
 def _copied(graph: Graph, node: Node, is_mask: bool, copies: dict[Node, Node]) -> Node:

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -52,46 +52,6 @@ CUSTOM_PASS_OPTIONS = (
 """Options that hold functions of the user, which a worker process does not have."""
 
 
-class GraphCompiler(Protocol):
-    """Compiles a Dynamo graph, forward and backward.  The compiler may modify the graph."""
-
-    @property
-    def local_only_reason(self) -> str:
-        """Why a worker process cannot compile for this compiler; empty if one can.
-
-        A worker needs a shared compile cache, and must not measure on the GPU, which is busy.
-        """
-        ...
-
-    @property
-    def without_cuda_graphs(self) -> GraphCompiler:
-        """A copy of this compiler with CUDA graphs disabled.
-
-        The benchmark captures its runs in a CUDA graph, and captures cannot be nested.
-        """
-        ...
-
-    def compile_baseline(
-        self, module: GraphModule, inputs: Sequence[Any], observe: GraphObserver | None = None
-    ) -> CompiledGraph:
-        """Compile as the user's mode and options say, without stitched kernels.
-
-        ``observe`` is called with the graphs into which kernels would be inserted, unless the
-        compiled graph comes from a cache.
-        """
-        ...
-
-    def compile_candidate(
-        self,
-        module: GraphModule,
-        inputs: Sequence[Any],
-        kernel_filter: KernelFilter,
-        result: RewriteResult,
-    ) -> CompiledGraph:
-        """Compile with stitched kernels, the backward pass together with the forward pass."""
-        ...
-
-
 def has_searched_blocks() -> bool:
     """Whether Inductor's cache has block sizes that a search has found.
 
@@ -109,7 +69,7 @@ def has_searched_blocks() -> bool:
 
 @dataclass(frozen=True)
 class InductorCompiler:
-    """Compiles by ``torch._inductor.compile_fx``."""
+    """Compiles a Dynamo graph by ``torch._inductor.compile_fx``, which may modify the graph."""
 
     # Changes of Inductor's configuration by ``mode=`` and ``options=``.
     patches: Mapping[str, Any]
@@ -126,6 +86,10 @@ class InductorCompiler:
 
     @property
     def local_only_reason(self) -> str:
+        """Why a worker process cannot compile for this compiler; empty if one can.
+
+        A worker needs a shared compile cache, and must not measure on the GPU, which is busy.
+        """
         if any(self.value(name) is not None for name in CUSTOM_PASS_OPTIONS):
             return "the user's own passes are part of Inductor's configuration"
         if not self.value("fx_graph_cache") or self.value("force_disable_caches"):
@@ -135,6 +99,10 @@ class InductorCompiler:
 
     @property
     def without_cuda_graphs(self) -> InductorCompiler:
+        """A copy of this compiler with CUDA graphs disabled.
+
+        The benchmark captures its runs in a CUDA graph, and captures cannot be nested.
+        """
         return InductorCompiler({**self.patches, "triton.cudagraphs": False})
 
     @property
@@ -156,7 +124,12 @@ class InductorCompiler:
     def compile_baseline(
         self, module: GraphModule, inputs: Sequence[Any], observe: GraphObserver | None = None
     ) -> CompiledGraph:
-        """Raises :class:`InductorUnavailable` if the machine cannot compile Inductor's code."""
+        """Compile as the user's mode and options say, without stitched kernels.
+
+        ``observe`` is called with the graphs into which kernels would be inserted, unless the
+        compiled graph comes from a cache.  Raises :class:`InductorUnavailable` if the machine
+        cannot compile Inductor's code.
+        """
         from torch._inductor.compile_fx import compile_fx
 
         patches = dict(self.patches)
@@ -179,6 +152,7 @@ class InductorCompiler:
         kernel_filter: KernelFilter,
         result: RewriteResult,
     ) -> CompiledGraph:
+        """Compile with stitched kernels, the backward pass together with the forward pass."""
         from torch._inductor.compile_fx import compile_fx
 
         from nostall.attach.torch_compile.rewrite import direct_call
@@ -253,7 +227,10 @@ def backward_with_forward() -> Any:
 
 @dataclass(frozen=True)
 class EagerCompiler:
-    """Runs ATen operators one by one beside stitched kernels, if Inductor is not available."""
+    """Runs ATen operators one by one beside stitched kernels, if Inductor is not available.
+
+    Its methods are those of :class:`InductorCompiler`.
+    """
 
     local_only_reason: str = field(default="PyTorch's operators run one by one", init=False)
 
@@ -301,6 +278,9 @@ class EagerCompiler:
             decompositions=decompositions(),
         )(module, inputs)
         return compiled
+
+
+GraphCompiler = InductorCompiler | EagerCompiler
 
 
 def inductor_patches(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:

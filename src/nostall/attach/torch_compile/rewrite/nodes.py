@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensor
 from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import py_sym_types
 
 from nostall.attach.torch_compile.runtime.list_op import LISTS_OP
 from nostall.fusion.capture.memory import draws_random_numbers, is_checkpointed_draw
@@ -110,10 +111,15 @@ def _is_view(node: Node) -> bool:
 
 
 def _mutates(node: Node) -> bool:
-    """Whether a node may change memory that other nodes read; so may calls without a schema."""
+    """Whether a node may change memory that other nodes read.
+
+    Calls without a schema may, unless they compute a number, as arithmetic of sizes does.
+    """
     if node.op == "output":
         return True
     if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    if not hasattr(node.target, "_schema") and isinstance(node.meta.get("val"), py_sym_types):
         return False
     if is_checkpointed_draw(node.target):
         parts = [x for x in node.args if isinstance(x, torch._ops.OpOverload)]

@@ -95,19 +95,12 @@ def written_attention(graph: Graph) -> Iterator[Written | Refused]:
         found = Written(node)
         try:
             _find_scores(found)
-        except Refused as reason:
-            # Other softmaxes are no attention.
-            if found.added is not None or found.condition is not None:
-                yield reason
-            continue
-        except Exception as error:  # must not end the user's compilation
-            yield Refused(f"its form is not known: {one_line(error)}")
-            continue
-        try:
             _find_output(found)
             _check_operands(found)
         except Refused as reason:
-            yield reason
+            # Other softmaxes are no attention.
+            if any(x is not None for x in (found.query, found.added, found.condition)):
+                yield reason
         except Exception as error:  # must not end the user's compilation
             yield Refused(f"its form is not known: {one_line(error)}")
         else:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from torch.fx import GraphModule
 
@@ -52,21 +52,6 @@ class Choice:
     """Measurements of stitched kernels against Inductor's code for the same operators."""
     slower: AllKernelsSlower | None = None
     """Why no candidate is compiled if the next sources have no kernel, either."""
-
-
-class Source(Protocol):
-    """One kind of kernels."""
-
-    @property
-    def is_enabled(self) -> bool: ...
-
-    def generate(self) -> Iterator[Task]:
-        """Start to generate and compile kernels; yields the tasks that are left to do."""
-        ...
-
-    def choose(self, choice: Choice) -> Choice:
-        """Choose kernels by measurement, beside those of earlier sources."""
-        ...
 
 
 class RegionSource:
@@ -110,7 +95,10 @@ class RegionSource:
         return regions if self.comparisons.graphs and RankSync.current().is_leader else 0
 
     def generate(self) -> Iterator[Task]:
-        """Generate the kernels of all pending regions, by a worker or here; yields tasks for it."""
+        """Generate and compile the kernels of all pending regions, by a worker or here.
+
+        Yields the tasks that are left to do.
+        """
         graphs = list[Graph]()
         while self.pending:  # another thread may add to it meanwhile
             graphs.append(self.pending.popleft())
@@ -284,3 +272,6 @@ class ProductSource:
     def _filter(self, selection: Selection) -> KernelFilter:
         """The filter of a selection, without products."""
         return replace(self.versions.kernel_filter(selection), products=False)
+
+
+Source = RegionSource | ProductSource

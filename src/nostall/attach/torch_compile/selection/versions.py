@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 from torch.fx import GraphModule
 
 from nostall.attach.torch_compile.graph_copies import DynamicInputs, clone_graph, fake_inputs
@@ -263,12 +264,16 @@ class GraphVersions:
         return replace(self.options, blocks="off") if self._untunable_reason else self.options
 
     def timed(self, activity: str, work: Callable[[], T]) -> T:
-        """Do some work, and add its wall time to the report."""
-        began = time.perf_counter()
-        try:
-            return work()
-        finally:
-            self.report.add_seconds(activity, time.perf_counter() - began)
+        """Compile or measure, and add the wall time to the report.
+
+        Dynamo compiles nothing in other threads meanwhile: tracing changes global state of PyTorch.
+        """
+        with compile_lock:
+            began = time.perf_counter()
+            try:
+                return work()
+            finally:
+                self.report.add_seconds(activity, time.perf_counter() - began)
 
 
 def compile_kernel(kernel: str, device: torch.device) -> None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Self
 
-import msgspec
 import torch
 
 from nostall.attach.torch_compile.store.kernel_store import KernelStore
@@ -61,15 +60,8 @@ class Selection:
     @classmethod
     def stored(cls, record: SelectionRecord) -> Self:
         """The selection of a record."""
-        return cls(
-            record.version,
-            frozenset(record.kept_in_inductor),
-            record.regions,
-            record.products_only,
-            record.whole_logits,
-            record.fewer_chunks,
-            record.tuned,
-        )
+        given = {each.name: getattr(record, each.name) for each in fields(cls)}
+        return cls(**{**given, "kept_in_inductor": frozenset(record.kept_in_inductor)})
 
     def record(
         self,
@@ -79,33 +71,25 @@ class Selection:
         about: dict[str, str],
     ) -> SelectionRecord:
         """The record of the selection.  ``kernels``: those that its version calls."""
+        kept = tuple(sorted(self.kept_in_inductor))
+        given = {**vars(self), "kept_in_inductor": kept, "regions": dict(self.regions)}
+        created = datetime.now(UTC).isoformat(timespec="seconds")
         return SelectionRecord(
-            version=self.version,
+            **given,
             reason=reason,
             kernels=kernels,
-            kept_in_inductor=tuple(sorted(self.kept_in_inductor)),
-            regions=dict(self.regions),
-            products_only=self.products_only,
-            whole_logits=self.whole_logits,
-            fewer_chunks=self.fewer_chunks,
-            tuned=self.tuned,
             comparison=comparison,
             about=about,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            created=created,
         )
 
 
 class PublishedSelection(Record, frozen=True):
     """A selection as rank 0 sends it, with the kernels that other machines do not have."""
 
-    version: Version
-    kept_in_inductor: tuple[str, ...] = msgspec.field(name="left")
-    regions: dict[str, RegionRecord]
+    selection: SelectionRecord
     # (record, source) of each kernel, as :meth:`KernelStore.export_kernel` returns them.
     kernels: dict[str, tuple[str, str]]
-    products_only: bool = False
-    whole_logits: bool = False
-    fewer_chunks: bool = False
 
 
 class RankSync:
@@ -142,15 +126,8 @@ class RankSync:
         if self._store is None:
             return
         steps = [step for region in selection.regions.values() for step in region.steps]
-        message = PublishedSelection(
-            version=selection.version,
-            kept_in_inductor=tuple(sorted(selection.kept_in_inductor)),
-            regions=dict(selection.regions),
-            kernels={step.kernel: kernels.export_kernel(step.kernel) for step in steps},
-            products_only=selection.products_only,
-            whole_logits=selection.whole_logits,
-            fewer_chunks=selection.fewer_chunks,
-        )
+        exported = {step.kernel: kernels.export_kernel(step.kernel) for step in steps}
+        message = PublishedSelection(selection.record("", (), None, {}), exported)
         self._store.set(graph, zlib.compress(message.json))
 
     def fetch(self, graph: str, kernels: KernelStore) -> Selection | None:
@@ -160,12 +137,4 @@ class RankSync:
         message = PublishedSelection.read(zlib.decompress(self._store.get(graph)))
         for record, source in message.kernels.values():
             kernels.import_kernel(record, source)
-        kept = frozenset(message.kept_in_inductor)
-        return Selection(
-            message.version,
-            kept,
-            message.regions,
-            message.products_only,
-            message.whole_logits,
-            message.fewer_chunks,
-        )
+        return Selection.stored(message.selection)

@@ -9,6 +9,7 @@ import pickletools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -143,49 +144,23 @@ def _set_pickle_module(name: str) -> None:
     sys.modules.update({name: first, **others})
 
 
-def _reduced_precision() -> tuple[bool, bool]:
-    matmul = torch.backends.cuda.matmul
-    return (
-        matmul.allow_fp16_reduced_precision_reduction,
-        matmul.allow_bf16_reduced_precision_reduction,
-    )
-
-
-def _set_reduced_precision(allowed: tuple[bool, bool]) -> None:
-    matmul = torch.backends.cuda.matmul
-    matmul.allow_fp16_reduced_precision_reduction = allowed[0]
-    matmul.allow_bf16_reduced_precision_reduction = allowed[1]
-
-
-def _attention_backends() -> tuple[bool, ...]:
-    cuda = torch.backends.cuda
-    return (
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-    )
-
-
-def _set_attention_backends(enabled: tuple[bool, ...]) -> None:
-    cuda = torch.backends.cuda
-    setters = (
-        cuda.enable_flash_sdp,
-        cuda.enable_mem_efficient_sdp,
-        cuda.enable_math_sdp,
-        cuda.enable_cudnn_sdp,
-    )
-    for enable, value in zip(setters, enabled, strict=True):
-        enable(value)
-
-
+_CUDA = torch.backends.cuda
 _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_default_device, torch.set_default_device),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    (_reduced_precision, _set_reduced_precision),
-    (_attention_backends, _set_attention_backends),
+    *(
+        (partial(getattr, _CUDA.matmul, name), partial(setattr, _CUDA.matmul, name))
+        for name in (
+            "allow_fp16_reduced_precision_reduction",
+            "allow_bf16_reduced_precision_reduction",
+        )
+    ),
+    (_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp),
+    (_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp),
+    (_CUDA.math_sdp_enabled, _CUDA.enable_math_sdp),
+    (_CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp),
 )
 """Pairs of functions that read and write a flag."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.fx import Graph as FxGraph  # noqa: E402
 from torch.fx import GraphModule  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
 from nostall.attach.torch_compile.rewrite import matching, nodes, rewrite  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
@@ -64,6 +66,24 @@ def test_a_call_that_checkpointing_repeats_is_no_mutation() -> None:
     nodes.sort_by_position(graph, position)
     graph.lint()
     assert random_edges([repeated, repeated]) == [(repeated, repeated)]
+
+
+def test_arithmetic_of_sizes_is_no_mutation() -> None:
+    """A value before it may be computed by a kernel behind it."""
+    aten = torch.ops.aten
+    graph = FxGraph()
+    x, rows = graph.placeholder("x"), graph.placeholder("rows")
+    size = graph.call_function(operator.mul, (rows, 2))
+    size.meta["val"] = ShapeEnv().create_unbacked_symint()
+    kernel = graph.call_function(aten.expand.default, (x, [size, 4]))
+    value = graph.call_function(aten.neg.default, (kernel,))
+    output = graph.output((value,))
+    position = {x: 0, rows: 1, value: 2, size: 3, kernel: 4, output: 5}
+    nodes.sort_by_position(graph, position)
+    graph.lint()
+    del size.meta["val"]
+    with pytest.raises(OrderingConflict):
+        nodes.sort_by_position(graph, position)
 
 
 def test_random_numbers_are_drawn_in_their_original_order() -> None:

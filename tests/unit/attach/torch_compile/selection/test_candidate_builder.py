@@ -23,6 +23,7 @@ from torch.fx import GraphModule  # noqa: E402
 from nostall.attach.torch_compile.measure.product_replacement import (  # noqa: E402
     Replacement,
 )
+from nostall.attach.torch_compile.options import Options  # noqa: E402
 from nostall.attach.torch_compile.report import GraphReport  # noqa: E402
 from nostall.attach.torch_compile.rewrite.kernel_selection import (  # noqa: E402
     KernelFilter,
@@ -37,7 +38,10 @@ from nostall.attach.torch_compile.selection.sources import (  # noqa: E402
     ProductSource,
     RegionSource,
 )
-from nostall.attach.torch_compile.selection.versions import Candidate  # noqa: E402
+from nostall.attach.torch_compile.selection.versions import (  # noqa: E402
+    Candidate,
+    GraphVersions,
+)
 from nostall.attach.torch_compile.store.rank_sync import Selection  # noqa: E402
 from nostall.attach.torch_compile.store.records import RegionRecord, StepRecord  # noqa: E402
 from nostall.attach.torch_compile.workers.tasks import BackgroundTasks  # noqa: E402
@@ -411,3 +415,17 @@ def test_kernels_of_graphs_that_a_worker_finds_are_generated_before_final_tasks(
     graphs = ["backward", "forward"] if is_backward_observed else ["forward", "backward"]
     assert order[:3] == [*graphs, "2 kernels"]
     assert source.graphs == [regions[name] for name in graphs]
+
+
+def test_nothing_is_compiled_while_dynamo_compiles_in_another_thread() -> None:
+    """Tracing changes global state of PyTorch: two threads would change it at once."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    versions = GraphVersions(Options(), {}, [torch.ones(3)], GraphReport("a" * 64))
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: versions.timed("candidate", done.set))
+    with compile_lock:
+        thread.start()
+        assert not done.wait(0.1)
+    thread.join()
+    assert done.is_set()
