@@ -161,8 +161,7 @@ def search_native(
 def _assemble(batch: RaggedBatch, name: str, shape: AttentionShape, dtype: str) -> None:
     """Assemble and verify the portfolio of each kernel for an H100, and print a line for each."""
     from nostall.core.errors import ContractBroken
-    from nostall.tuning.attention.job import require_assemblers
-    from nostall.tuning.attention.portfolio import check_portfolio
+    from nostall.tuning.attention.job import check_portfolio, require_assemblers
     from nostall.tuning.attention.sources import step_sources
 
     assemblers = require_assemblers()
