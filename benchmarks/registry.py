@@ -65,7 +65,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "How many functions of libraries that were not mined does the verifier refuse?",
          "false_alarms.json false_alarms_before_repair.json false_alarms_blind.json "
          "false_alarms_blind_after.json false_alarms_blind_2.json false_alarms_blind_2_after.json "
-         "false_alarms_blind_3.json false_alarms_blind_4.json false_alarms_blind_4_after.json",
+         "false_alarms_blind_3.json false_alarms_blind_4.json false_alarms_blind_4_after.json "
+         "false_alarms_blind_5.json false_alarms_blind_5_after.json",
          module="sass.verifier.false_alarms"),
     _row("sass.lowered_stalls", "CPU",
          "Is each lowered stall between dependent neighbours refused?", "lowered_stalls.json",

@@ -54,6 +54,7 @@ NVCC = {
     "hopper": "sm_90a",
     "blackwell": "sm_100a",
     "block_scaled": "sm_120a",
+    "multimem": "sm_90",
 }
 """Source in ``tests/corpus/nvcc`` -> architecture."""
 
@@ -92,6 +93,10 @@ def _build() -> None:
                     path, entry.launch, None, f"sm_{capability}", options=entry.options
                 )
                 _write(name, source.ptx)
+    source = compile_triton(
+        Path(__file__).parent / "gluon_matmul.py", "gluon_matmul", arch="sm_90a"
+    )
+    _write("gluon_matmul.sm_90a", source.ptx)
     for name, arch in NVCC.items():
         source_file = Path(__file__).parent / "nvcc" / f"{name}.cu"
         with tempfile.TemporaryDirectory() as folder:

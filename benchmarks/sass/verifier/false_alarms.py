@@ -7,7 +7,7 @@ The wheels are those that ``libraries.toml`` holds out; ``pip download --no-deps
 function is validated, by all absolute rules, and must be written back byte by byte. A second run
 continues: the state folder keeps the drawn functions and the answers.
 
-``--libraries blind`` and ``blind_2`` to ``blind_4`` judge libraries of which no refusal had been
+``--libraries blind`` and ``blind_2`` to ``blind_5`` judge libraries of which no refusal had been
 read when the rules of their time were made.
 
 The functions are in two halves, by a hash of their code. Rules may be written from refused
@@ -178,7 +178,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-size", type=int, default=2000, help="instructions of a function")
     parser.add_argument(
         "--libraries",
-        choices=("held_out", "blind", "blind_2", "blind_3", "blind_4"),
+        choices=("held_out", "blind", "blind_2", "blind_3", "blind_4", "blind_5"),
         default="held_out",
         help="part to judge",
     )

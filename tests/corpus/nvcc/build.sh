@@ -51,6 +51,7 @@ nvcc -cubin -O3 -DFEW -gencode arch=compute_80,code=sm_100 -o unit_order.sm_100.
 build generic_atomics generic_atomics "" 90 120
 build rare_distances rare_distances "-w -DFEW" 75 120
 build register_operands register_operands "-w -DFEW" 90a
+build carry_chains carry_chains "-w -DFEW" 75
 
 # Two files, linked: each has a local function of the same name.
 parts=$(mktemp -d)

@@ -13,7 +13,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=$1
 shift
 mkdir -p "$out/ptx" "$out/cubins"
-all="algorithms arithmetic atomics calls conversions division half_predicates
+all="algorithms arithmetic atomics calls carry_chains conversions division half_predicates
     matrix_chains memory memory_order pressure rare_distances register_operands shared_order tensor
     warps wide_conversions"
 for source in ${SOURCES:-$all}; do

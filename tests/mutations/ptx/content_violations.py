@@ -161,8 +161,9 @@ def _dangling_name(text: Text) -> Iterator[Edit]:
 def _register_budget(text: Text) -> Iterator[Edit]:
     """A register budget changes in a module with setmaxnreg."""
     has_dynamic = any(line.root == "setmaxnreg" for line in text.lines)
+    has_budget = any(line.text.startswith(".maxnreg") for line in text.lines)  # the last one holds
     for at, line in enumerate(text.lines):
-        if has_dynamic and re.match(r"\.(reqntid|maxntid)\b", line.text):
+        if has_dynamic and not has_budget and re.match(r"\.(reqntid|maxntid)\b", line.text):
             yield NOTHING, replace(at, f"{line.text}\n.maxnreg 96")
         if has_dynamic and re.match(r"\.maxnreg\b", line.text):
             yield NOTHING, Change(removed=(at,))

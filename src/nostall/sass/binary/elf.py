@@ -109,9 +109,10 @@ class Elf:
             )
         if len(data) < ELF_HEADER.size:
             raise BadBinary(f"truncated: {len(data)} bytes; an ELF64 header has {ELF_HEADER.size}")
-        ident, _, machine, _, _, _, shoff, flags, _, _, _, shentsize, shnum, shstrndx = (
+        ident, _, machine, _, _, phoff, shoff, flags, _, phentsize, phnum, *section_table = (
             ELF_HEADER.unpack_from(data)
         )
+        shentsize, shnum, shstrndx = section_table
         if ident[4] != 2 or ident[5] != 1:
             raise BadBinary(
                 f"ELF class {ident[4]}, byte order {ident[5]}; cubins are 64-bit (2), "
@@ -126,6 +127,11 @@ class Elf:
         if not 0 < shnum < MAX_SECTIONS or shoff + shnum * ELF_SECTION.size > len(data):
             raise BadBinary(
                 f"truncated: {shnum} section headers at byte {shoff} do not fit into "
+                f"{len(data)} bytes"
+            )
+        if phoff + phnum * phentsize > len(data):
+            raise BadBinary(
+                f"truncated: {phnum} program headers at byte {phoff} do not fit into "
                 f"{len(data)} bytes"
             )
         if shstrndx >= shnum:

@@ -131,7 +131,7 @@ OPCODES: dict[str, OpcodeClass] = {
     **_rows("ST", Pipe.LSU, Effect.WRITE_ANY, _VARIABLE),
     **_rows("LDGSTS", Pipe.LSU, Effect.READ_GLOBAL | Effect.WRITE_SHARED, _VARIABLE),
     **_rows("TEX TLD TLD4 TMML TXQ TXD TXA", Pipe.TEXTURE, Effect.READ_GLOBAL, _VARIABLE),
-    **_rows("ATOM ATOMG ATOMS RED REDG REDS REDAS STAS", Pipe.LSU, Effect.FENCE, _VARIABLE),
+    **_rows("ATOM ATOMG ATOMS LDGMC RED REDG REDS REDAS STAS", Pipe.LSU, Effect.FENCE, _VARIABLE),
     **_rows("SULD SUST SUATOM SURED SUQ PIXLD ISBERD", Pipe.TEXTURE, Effect.FENCE, _VARIABLE),
     # Asynchronous operations, synchronisation and control flow: scheduling barriers.
     **_rows("HGMMA QGMMA IGMMA BGMMA", Pipe.GMMA, Effect.BARRIER),

@@ -17,6 +17,7 @@ from nostall.ptx.program.module import parse
 from nostall.ptx.program.resources import Reference, Resource
 from nostall.ptx.schedule.space import PtxSpace, build_graph, random_order
 from nostall.ptx.schedule.state import PtxState
+from nostall.sass.safety import validate
 from tests.unit.ptx.ptx_texts import corpus
 
 NEWEST = max(find_assemblers(), key=lambda a: tuple(map(int, a.version.split("."))))
@@ -62,6 +63,10 @@ def without_wgmma(block: Block) -> Block:
     hidden: frozenset[Reference] = frozenset((Resource.WGMMA,))
     units = (replace(u, reads=u.reads - hidden, writes=u.writes - hidden) for u in block.units)
     return replace(block, units=tuple(units))
+
+
+def test_the_verifier_knows_loads_that_reduce_over_gpus(tmp_path: Path) -> None:
+    assert validate(assemble(corpus("nvcc-multimem.sm_90"), tmp_path).cubin).safe
 
 
 def test_settings_assemble(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ HEADERS = struct.unpack_from("<Q", GOOD, 40)[0]
         (b"#!/bin/sh\n", "not an ELF file"),
         (GOOD[:40], "truncated: 40 bytes"),
         (GOOD[:-1], "truncated: 5 section headers"),
+        (patched(56, "<H", 999), "truncated: 999 program headers at byte 0"),
         (patched(4, "B", 1), "ELF class 1"),
         (patched(5, "B", 2), "byte order 2"),
         (patched(18, "<H", 224), "machine 224"),
