@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from nostall.core.errors import BadInput
@@ -75,14 +74,6 @@ def note_end(program: Program, result: Result) -> None:
             "the program was ended before its own end; these files changed while it ran, and are "
             f"incomplete if it wrote them: {result.files[0]}{more}"
         )
-
-
-def drop(result: Result, reason: str) -> None:
-    """Drop all kept changes, for one reason more."""
-    result.attempts = [
-        replace(a, outcome="dropped", reason=f"{a.reason}; {reason}") if a.outcome == "kept" else a
-        for a in result.attempts
-    ]
 
 
 def forget_kernels(result: Result, events: Sequence[Mapping[str, Any]]) -> None:

@@ -17,8 +17,7 @@ from nostall.attach.program.start import VARIABLE
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.measurement import Comparison
 from nostall.optimizing.bundle import bundle_environment, read_bundle, write_bundle
-from nostall.optimizing.diagnosis import Facts, certificate, diagnose
-from nostall.optimizing.numerics import with_numerics
+from nostall.optimizing.diagnosis import Facts, certificate, diagnose, with_numerics
 from nostall.optimizing.page import write_page
 from nostall.optimizing.proof import Proof
 from nostall.optimizing.result import Attempt, Result

@@ -457,8 +457,9 @@ class Session:
         elif what == "warm":
             self._make(order)
             self._apply(order["arm"])
-            warmed = [self.changes[name] for name in order["arm"]]
-            self._phase = Warming(order, _clock, lambda: all(c.is_settled() for c in warmed))
+            arm = [self.changes[name] for name in order["arm"]]
+            waited = [c for c in arm if isinstance(c, Compile | CapturedOptimizer)]
+            self._phase = Warming(order, _clock, lambda: all(c.is_settled() for c in waited))
         elif what == "blocks":
             self._kept |= set(order["arms"][0])
             self._phase = Schedule(
