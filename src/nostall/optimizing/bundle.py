@@ -125,7 +125,7 @@ class Bundle(StrictModel):
     step_is: str = ""
     """What a step was while it was measured, in words; empty: a step of the optimisers, or a call
     of ``step``.  In other steps nothing is changed."""
-    changes: tuple[BundledChange, ...]
+    changes: Annotated[tuple[BundledChange, ...], Field(min_length=1)]
     kernels: BundledKernels | None = None
     """Of the change ``native``; None without it."""
     ratio: float

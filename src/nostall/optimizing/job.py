@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from nostall.core.errors import BadInput
+from nostall.core.errors import BadInput, ContractBroken
 from nostall.optimizing.diagnosis import (
     CHANGES_NUMBERS,
     GRAPHS,
@@ -237,14 +237,8 @@ def replay(recording: Recording, say: Say) -> Result:
             _confirm(start, options, say, result)
         for start in (first, *others):
             start.check_end()
-    except (
-        ArithmeticError,
-        AttributeError,
-        AssertionError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (ArithmeticError, AttributeError, AssertionError, LookupError, TypeError, ValueError,
+            ContractBroken) as error:  # fmt: skip
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise BadInput(
             f"--replay: an answer of the recording is not one of a program ({reason}); record the "

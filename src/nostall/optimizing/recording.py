@@ -91,9 +91,7 @@ class Recorder:
 
     def clock(self) -> float:
         """Seconds of a clock."""
-        now = time.monotonic()
-        self.entries.append(Entry(what="clock", answer=now))
-        return now
+        return float(self._answered("clock", None, time.monotonic))
 
     def wait_watched(
         self, until: float = math.inf, settings: Mapping[str, Any] | None = None
@@ -107,9 +105,7 @@ class Recorder:
 
     def ranks_agree(self, number: int | None = None) -> bool:
         """As the program's."""
-        agree = self.program.ranks_agree(number)
-        self.entries.append(Entry(what="agree", question=number, answer=agree))
-        return agree
+        return bool(self._answered("agree", number, lambda: self.program.ranks_agree(number)))
 
     def ask(self, until: float, **order: Any) -> list[Event]:
         """As the program's."""

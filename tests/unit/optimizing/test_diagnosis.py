@@ -287,6 +287,7 @@ def test_a_gpu_bundle_is_refused_on_another_gpu(tmp_path: Path) -> None:
     [
         ("schema_version", 3, "schema_version is '3'; allowed are 4"),
         ("changes", [{"kind": "exec"}], "changes.0"),
+        ("changes", [], "changes"),
         ("hook", "import os", "hook is an unknown key"),
         ("ratio", "fast", "ratio is 'fast'"),
     ],
