@@ -186,7 +186,10 @@ class Session:
 
     def at_exit(self) -> None:
         """The process ends."""
-        if self.steps and not self._ended:
+        if self.channel.is_abandoned():  # killed since the last look: nobody else removes it
+            self._forget_kernels()
+            self.channel.remove()
+        elif self.steps and not self._ended:
             if self._watched is not None and len(self._watched) >= SETTLED + MIN_STEPS:
                 self._end_watch(self._watched[SETTLED:])
             elif self._trace is not None:
