@@ -54,19 +54,7 @@ class BundledChange(StrictModel):
     """One change, and what it gained."""
 
     name: str
-    kind: Literal[
-        "compile",
-        "optimizer",
-        "memory_format",
-        "matmul_precision",
-        "generation",
-        "native",
-        "engine",
-        "loss",
-        "attention",
-        "allocator",
-        "loader",
-    ]
+    kind: str
     value: str
     """One of :data:`VALUES`."""
     result_class: str
@@ -78,6 +66,8 @@ class BundledChange(StrictModel):
 
     @model_validator(mode="after")
     def _check_value(self) -> BundledChange:
+        if self.kind not in VALUES:
+            raise ValueError(f"{self.kind[:40]!r} is no kind; those are {', '.join(VALUES)}")
         form, is_known = FORMS.get(self.kind), self.value in VALUES[self.kind]
         if not (form.fullmatch(self.value) if form is not None else is_known):
             raise ValueError(
@@ -135,7 +125,7 @@ class Bundle(StrictModel):
     step_is: str = ""
     """What a step was while it was measured, in words; empty: a step of the optimisers, or a call
     of ``step``.  In other steps nothing is changed."""
-    changes: tuple[BundledChange, ...]
+    changes: Annotated[tuple[BundledChange, ...], Field(min_length=1)]
     kernels: BundledKernels | None = None
     """Of the change ``native``; None without it."""
     ratio: float

@@ -35,6 +35,9 @@ LOSS = "compiled loss"
 NATIVE = "native kernels"
 COMPILE = "torch.compile"
 SEGMENTS = "expandable segments"
+TF32 = "TF32"
+CHANGES_NUMBERS = "changes numbers"
+"""The class of a change that is tried only with ``--allow-numerics``."""
 INCLUDED = {GRAPHS: (COMPILE,), STATIC: (COMPILE, GRAPHS, NOSTALL)}
 """What needs no attempt where another change is kept: graphs are of compiled code, and with a
 static cache transformers compiles the steps of its ``generate``."""
@@ -184,6 +187,20 @@ def diagnose(facts: Facts) -> list[Level]:
         *(level for level in levels if not level.change),
         *_advice(facts),
     ]
+
+
+def with_numerics(levels: Sequence[Level], facts: Facts) -> list[Level]:
+    """``levels`` with those that change numbers to be tried after the others that are tried."""
+    if not facts.raw["cuda"] or facts.raw["matmul_precision"] != "highest":
+        return list(levels)
+    level = Level(
+        TF32, "matrix products", None, None, "no bound: shares of products are not measured",
+        expected="not measured", result_class=CHANGES_NUMBERS, minutes=0.5,
+        line='torch.set_float32_matmul_precision("high")',
+        change={"name": TF32, "kind": "matmul_precision", "value": "high"},
+    )  # fmt: skip
+    tried = [found for found in levels if found.change]
+    return [*tried, level, *(f for f in levels if not f.change and f.name != TF32)]
 
 
 def certificate(facts: Facts, levels: list[Level]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from nostall.core.errors import BadInput
@@ -36,12 +35,13 @@ def explain_end(
             "no Python process of the program was watched: it runs no Python, one without nostall, "
             "or one with -I, -E or -S, which leave nostall's start-up module out"
         )
-    elif result.facts is not None and program.exit_code:
-        reason = "the program failed before all levels were tried; its output says why"
+    elif program.exit_code:
+        missed = "all levels were tried" if result.facts else "enough steps were seen"
+        reason = f"the program failed before {missed}; its output says why"
     elif result.facts is not None:
         reason = "the program ended before all levels were tried; a longer run shows more"
     elif steps:
-        reason = f"the program ended after {steps} steps; at least 10 are needed, give it more"
+        reason = f"the program ended after step {steps}; at least 10 are needed, give it more"
     elif step:
         reason = (
             f"--step {step} was never called: name a module that the program imports and "
@@ -66,21 +66,14 @@ def note_end(program: Program, result: Result) -> None:
         )
     elif code and not result.interrupted:
         after = " after its last step" if program.was_ended else ""
-        result.notes.append(f"the program ended with exit code {code}{after}")
+        by = f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exit code {code}"
+        result.notes.append(f"the program ended with {by}{after}")
     if result.files and program.was_ended:
         more = f" and {len(result.files) - 1} more" if len(result.files) > 1 else ""
         result.notes.append(
             "the program was ended before its own end; these files changed while it ran, and are "
             f"incomplete if it wrote them: {result.files[0]}{more}"
         )
-
-
-def drop(result: Result, reason: str) -> None:
-    """Drop all kept changes, for one reason more."""
-    result.attempts = [
-        replace(a, outcome="dropped", reason=f"{a.reason}; {reason}") if a.outcome == "kept" else a
-        for a in result.attempts
-    ]
 
 
 def forget_kernels(result: Result, events: Sequence[Mapping[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from nostall.attach.program.shadow import CLASSES, SMALL, SUMMED
 from nostall.optimizing.diagnosis import Facts, Level
 from nostall.optimizing.program import Event, ProgramEnded, TimeIsUp
 from nostall.optimizing.proof import Proof, prove_starts
-from nostall.optimizing.result import Attempt, Result, interval
+from nostall.optimizing.result import Attempt, Result, drop, interval, outcome_of
 from nostall.optimizing.starts import obstacle
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class EngineJob:
         self._have(base, STARTS)
         self._have(arm, STARTS)
         proof = self._prove(base, arm, STARTS)
-        outcome, reason = self._outcome(proof)
+        outcome, reason = outcome_of(proof)
         ready = self.runs[arm][-1]["ready_seconds"]
         return Attempt(level, outcome, f"{reason}; {tokens}", CLASSES[1], proof, ready)
 
@@ -262,12 +262,7 @@ class EngineJob:
             raise TimeIsUp
         self.result.together = proof = self._prove((), self.kept, starts)
         if not proof.faster:
-            outcome = self._outcome(proof)[1]
-            self.result.attempts = [
-                replace(a, outcome="dropped", reason=f"{a.reason}; together: {outcome}")
-                if a.outcome == "kept" else a
-                for a in self.result.attempts
-            ]  # fmt: skip
+            drop(self.result, f"together: {outcome_of(proof)[1]}")
 
     def _have(self, arm: Arm, count: int) -> None:
         """Start the program with the changes of ``arm`` until there are so many starts."""
@@ -300,16 +295,6 @@ class EngineJob:
         if abs(tokens[1] / tokens[0] - 1) > OTHER_TOKENS:
             refusal = f"it generates {tokens[1]:.0f} tokens in a call, the original {tokens[0]:.0f}"
         return replace(proof, refusal=refusal, seconds=(calls[0], calls[1]))
-
-    def _outcome(self, proof: Proof) -> tuple[Any, str]:
-        comparison = proof.comparison
-        assert comparison is not None
-        null = f"null [{comparison.null_low:.3f}, {comparison.null_high:.3f}]"
-        if proof.refusal:
-            return "refused", proof.refusal
-        if proof.faster:
-            return "kept", f"{interval(comparison)} times as fast"
-        return "dropped", f"not faster: {interval(comparison)}, {null}"
 
     def _results(self, arm: Arm) -> tuple[str, str]:
         """Why the results of a start do not count, and how many tokens are the original's."""

@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from nostall.core.errors import BadInput
+from nostall.core.errors import BadInput, ContractBroken
 from nostall.optimizing.diagnosis import (
+    CHANGES_NUMBERS,
     GRAPHS,
     INCLUDED,
     NATIVE,
@@ -30,18 +31,17 @@ from nostall.optimizing.diagnosis import (
     certificate,
     diagnose,
     with_bound,
+    with_numerics,
 )  # fmt: skip
 from nostall.optimizing.earlier import Earlier, command_files
 from nostall.optimizing.ending import (
     INTERRUPTED,
-    drop,
     explain_end,
     forget_kernels,
     gain_of_kernels,
     note_end,
 )  # fmt: skip
 from nostall.optimizing.engine import EngineJob
-from nostall.optimizing.numerics import CHANGES_NUMBERS, with_numerics
 from nostall.optimizing.program import (
     SCRATCH,
     Event,
@@ -63,6 +63,7 @@ from nostall.optimizing.recording import (
 from nostall.optimizing.result import (
     Attempt,
     Result,
+    drop,
     gains,
     interval,
     is_clear,
@@ -236,14 +237,8 @@ def replay(recording: Recording, say: Say) -> Result:
             _confirm(start, options, say, result)
         for start in (first, *others):
             start.check_end()
-    except (
-        ArithmeticError,
-        AttributeError,
-        AssertionError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (ArithmeticError, AttributeError, AssertionError, LookupError, TypeError, ValueError,
+            ContractBroken) as error:  # fmt: skip
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise BadInput(
             f"--replay: an answer of the recording is not one of a program ({reason}); record the "

@@ -169,9 +169,9 @@ class Program:
             if (e["event"] == "watched" and number is None)
             or (e["event"] == "done" and number is not None and e["order"] == number)
         ]
-        return all(
-            math.isclose(a, b, rel_tol=1e-6) for s in sums for a, b in zip(sums[0], s, strict=True)
-        )
+        pairs = [pair for s in sums for pair in zip(sums[0], s, strict=True)]
+        # NaN of a program that has diverged is equal on all ranks, too.
+        return all(math.isclose(a, b, rel_tol=1e-6) or repr(a) == repr(b) for a, b in pairs)
 
     @property
     def was_ended(self) -> bool:
@@ -259,9 +259,22 @@ def _give_terminal(group: int) -> int | None:
 def written_files(program: Program, own: Path | None = None) -> list[str]:
     """Files that were written since the program's start.
 
-    Those below the working directory and below folders in its command; hidden folders, byte code
-    and files in ``own`` are left out; at most :data:`MAX_SHOWN` of :data:`MAX_FILES`.
+    Those below the working directory and below folders in its command; hidden folders, byte code,
+    files in ``own`` and the file that gets all output are left out; at most :data:`MAX_SHOWN` of
+    :data:`MAX_FILES`.
     """
+    outputs = []
+    for stream in (1, 2):
+        with suppress(OSError):  # closed
+            outputs.append(os.fstat(stream))
+
+    def is_written(path: Path) -> bool:
+        with suppress(OSError):  # gone meanwhile, or a link to nothing
+            status = path.stat()
+            is_output = any(os.path.samestat(status, output) for output in outputs)
+            return status.st_mtime >= program.began and not is_output
+        return False
+
     left_out = None if own is None else own.resolve()
     found: set[str] = set()
     count = 0
@@ -272,6 +285,5 @@ def written_files(program: Program, own: Path | None = None) -> list[str]:
             inner[:] = [name for name in inner if not name.startswith(HIDDEN)]
             paths = [Path(place) / name for name in names[: max(0, MAX_FILES - count)]]
             count += len(paths)
-            with suppress(OSError):  # a file that is gone meanwhile
-                found.update(str(p) for p in paths if p.stat().st_mtime >= program.began)
+            found.update(str(path) for path in paths if is_written(path))
     return sorted(found)[:MAX_SHOWN]

@@ -11,7 +11,7 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,6 @@ from nostall.core.errors import BadInput
 from nostall.core.files.atomic import create_folder, write_atomically
 from nostall.core.launch import StrictModel
 from nostall.core.validation import explain, load_json
-from nostall.optimizing.device_time import traced
 from nostall.optimizing.program import Event, Program, ProgramEnded, TimeIsUp
 from nostall.optimizing.result import Result
 
@@ -38,10 +37,13 @@ TEXTS = ("reason", "expected", "minutes", "line")
 its own, and what they tell is in other keys."""
 
 
+What = Literal["clock", "watched", "agree", "ask"]
+
+
 class Entry(StrictModel):
     """One question and its answer."""
 
-    what: Literal["clock", "watched", "agree", "ask"]
+    what: What
     question: Any = None
     """The order that was given; of ``agree`` its number."""
     answer: Any = None
@@ -89,9 +91,7 @@ class Recorder:
 
     def clock(self) -> float:
         """Seconds of a clock."""
-        now = time.monotonic()
-        self.entries.append(Entry(what="clock", answer=now))
-        return now
+        return float(self._answered("clock", None, time.monotonic))
 
     def wait_watched(
         self, until: float = math.inf, settings: Mapping[str, Any] | None = None
@@ -100,36 +100,28 @@ class Recorder:
 
         With what its trace shows, because the trace is not kept.
         """
-        question = _plain(settings)
-        try:
-            event = self.program.wait_watched(until)
-        except (TimeIsUp, ProgramEnded) as end:
-            reason = "time" if isinstance(end, TimeIsUp) else str(end)
-            self.entries.append(Entry(what="watched", question=question, ended=reason))
-            raise
-        event = {**event, "trace": traced(event)}
-        self.entries.append(Entry(what="watched", question=question, answer=event))
-        return event
+        watched = self._answered("watched", settings, lambda: self.program.wait_watched(until))
+        return dict(watched)
 
     def ranks_agree(self, number: int | None = None) -> bool:
         """As the program's."""
-        agree = self.program.ranks_agree(number)
-        self.entries.append(Entry(what="agree", question=number, answer=agree))
-        return agree
+        return bool(self._answered("agree", number, lambda: self.program.ranks_agree(number)))
 
     def ask(self, until: float, **order: Any) -> list[Event]:
         """As the program's."""
-        question = _plain(order)
+        return list(self._answered("ask", order, lambda: self.program.ask(until, **order)))
+
+    def _answered(self, what: What, question: Any, ask: Callable[[], Any]) -> Any:
+        """The answer of ``ask``, which is kept, as is the end that came instead of one."""
+        question = _plain(question)
         try:
-            events = self.program.ask(until, **order)
-        except TimeIsUp:
-            self.entries.append(Entry(what="ask", question=question, ended="time"))
+            answer = ask()
+        except (TimeIsUp, ProgramEnded) as end:
+            reason = "time" if isinstance(end, TimeIsUp) else str(end)
+            self.entries.append(Entry(what=what, question=question, ended=reason))
             raise
-        except ProgramEnded as end:
-            self.entries.append(Entry(what="ask", question=question, ended=str(end)))
-            raise
-        self.entries.append(Entry(what="ask", question=question, answer=events))
-        return events
+        self.entries.append(Entry(what=what, question=question, answer=answer))
+        return answer
 
 
 class Replayed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from nostall import __version__
@@ -104,6 +104,14 @@ class Result:
             "notes": self.notes,
             "program_exit_code": self.exit_code,
         }
+
+
+def drop(result: Result, reason: str) -> None:
+    """Drop all kept changes, for one reason more."""
+    result.attempts = [
+        replace(a, outcome="dropped", reason=f"{a.reason}; {reason}") if a.outcome == "kept" else a
+        for a in result.attempts
+    ]
 
 
 def proof_json(proof: Proof | None) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from nostall.optimizing.diagnosis import Level
 from nostall.optimizing.program import SCRATCH, ProgramEnded
 from nostall.optimizing.proof import prove_starts
 from nostall.optimizing.recording import Recorder, RecordingEnds, Replayed
-from nostall.optimizing.result import Attempt, Result, interval
+from nostall.optimizing.result import Attempt, Result, outcome_of
 
 if TYPE_CHECKING:
     from nostall.optimizing.job import Options
@@ -69,14 +69,11 @@ class Starts:
         proof = prove_starts(before, after, self.seed)
         result_class, batches = _batches([run[0]["batches"] for run in runs],
                                          [run[1]["batches"] for run in runs])  # fmt: skip
-        assert proof.comparison is not None
-        numbers = interval(proof.comparison)
-        if not proof.faster:
-            outcome: Any = "refused" if proof.refusal else "dropped"
-            reason = proof.refusal or f"not faster: {numbers}"
+        outcome, reason = outcome_of(proof)
+        if outcome != "kept":
             return Attempt(level, outcome, reason, result_class, proof)
         self.result.together = prove_starts([run[0]["original"] for run in runs], after, self.seed)
-        return Attempt(level, "kept", f"{numbers} times as fast; {batches}", result_class, proof)
+        return Attempt(level, outcome, f"{reason}; {batches}", result_class, proof)
 
     def _start(self, value: str) -> dict[str, Any]:
         """Seconds of a step in the blocks of a start, with the kept changes and without."""

@@ -7,7 +7,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from nostall import __version__
@@ -39,7 +39,10 @@ def render(
 
     ``filters`` are those of the template beside the ones that all pages share.
     """
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=FunctionLoader(_read_template),
+    )  # fmt: skip
     environment.filters["percent"] = lambda value: f"{value:.1%}"
     environment.filters["times"] = lambda value: f"{value:.2f}×"
     environment.filters["ms"] = lambda value: f"{value * 1e3:,.3f} ms"
@@ -47,7 +50,7 @@ def render(
     environment.filters["words"] = lambda name: str(name).replace("_", " ")
     environment.filters |= filters
     style, script = (Markup("".join(map(_read_template, names))) for names in (styles, scripts))
-    page = environment.from_string(_read_template(template))
+    page = environment.get_template(template)
     return page.render(style=style, script=script, version=__version__, **values)
 
 

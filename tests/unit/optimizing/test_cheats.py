@@ -179,6 +179,34 @@ def test_a_version_that_cheats_is_refused(cheat: Cheat, reason: str) -> None:
     assert re.search(reason, found.refusal), found
 
 
+class Special(nn.Module):
+    """A module with a value that is not finite in its buffer, in its outputs or all over them."""
+
+    def __init__(self, place: str, value: float) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(64, 32), nn.Dropout(0.5 if "drawn" in place else 0.0)
+        self.register_buffer("mask", torch.zeros(16, 32))
+        if "buffer" in place:
+            self.mask += torch.full((16, 32), value).triu(1)
+        self.hidden = torch.zeros(32)
+        self.hidden[: 32 if "all" in place else 4 if "outputs" in place else 0] = value
+
+    def forward(self, x: Any) -> Any:
+        return self.dropout(self.linear(x)) + self.hidden
+
+
+@pytest.mark.parametrize("place", ["buffer", "outputs", "drawn outputs", "all"])
+@pytest.mark.parametrize("value", [-torch.inf, torch.nan])
+def test_a_value_that_is_not_finite_hides_no_other(place: str, value: float) -> None:
+    root = Special(place, value)
+    honest = finding(lambda module, _: module._call_impl, root, sizes=(16,))
+    assert bool(honest.refusal) == (place == "all"), honest
+    found = finding(lambda module, _: lambda x: 1.5 * module._call_impl(x), root, sizes=(16,))
+    assert re.search("nothing is proven" if place == "all" else "off by", found.refusal), found
+    other = finding(lambda module, _: lambda x: module._call_impl(x).nan_to_num(0.0), root, (16,))
+    assert ("other NaN or infinities" in other.refusal) == ("outputs" in place), other
+
+
 def test_a_buffer_that_is_reused_for_outputs_is_refused() -> None:
     held: list[Any] = []
 
@@ -193,6 +221,8 @@ def test_a_buffer_that_is_reused_for_outputs_is_refused() -> None:
         return call
 
     assert "overwrites" in finding(make, sizes=(16,)).refusal
+    held.clear()
+    assert "overwrites" in finding(make, Special("outputs", torch.nan), sizes=(16,)).refusal
 
 
 def test_results_that_the_original_left_in_memory_are_refused() -> None:

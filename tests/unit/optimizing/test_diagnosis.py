@@ -17,8 +17,7 @@ from nostall.attach.program.start import VARIABLE
 from nostall.core.errors import BadInput, MissingPart
 from nostall.core.measurement import Comparison
 from nostall.optimizing.bundle import bundle_environment, read_bundle, write_bundle
-from nostall.optimizing.diagnosis import Facts, certificate, diagnose
-from nostall.optimizing.numerics import with_numerics
+from nostall.optimizing.diagnosis import Facts, certificate, diagnose, with_numerics
 from nostall.optimizing.page import write_page
 from nostall.optimizing.proof import Proof
 from nostall.optimizing.result import Attempt, Result
@@ -288,6 +287,7 @@ def test_a_gpu_bundle_is_refused_on_another_gpu(tmp_path: Path) -> None:
     [
         ("schema_version", 3, "schema_version is '3'; allowed are 4"),
         ("changes", [{"kind": "exec"}], "changes.0"),
+        ("changes", [], "changes"),
         ("hook", "import os", "hook is an unknown key"),
         ("ratio", "fast", "ratio is 'fast'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from nostall.optimizing import job
+from nostall.optimizing import program as program_module
 from nostall.optimizing.earlier import command_files, read_earlier
-from nostall.optimizing.program import TimeIsUp, written_files
+from nostall.optimizing.program import Program, TimeIsUp, written_files
 from nostall.optimizing.result import Result
 from tests.unit.optimizing.test_diagnosis import facts
 from tests.unit.optimizing.test_earlier import written
@@ -169,8 +171,23 @@ def test_files_of_the_command_itself_are_not_those_of_the_program(
     own.mkdir()
     (own / "result.json").write_text("{}")
     (tmp_path / "model.pt").write_text("")
+    (tmp_path / "latest").symlink_to(tmp_path / "gone")
     program: Any = SimpleNamespace(command=["python", "train.py"], began=0.0)
     assert written_files(program, Path("optimized")) == [str(tmp_path / "model.pt")]
+    # What `> model.pt` makes of the command is no file of the program either.
+    log = (tmp_path / "model.pt").stat()
+    monkeypatch.setattr(program_module.os, "fstat", lambda _: log)
+    assert written_files(program, Path("optimized")) == []
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan, math.inf])
+def test_parameters_that_diverged_are_equal_on_all_ranks(value: float) -> None:
+    program = object.__new__(Program)
+    watched = {"event": "watched", "checksum": [1.0, value]}
+    program.events = [watched, dict(watched)]
+    assert program.ranks_agree()
+    program.events = [watched, {"event": "watched", "checksum": [1.0, 2.0]}]
+    assert not program.ranks_agree()
 
 
 class Ending(Answers):

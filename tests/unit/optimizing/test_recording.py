@@ -143,9 +143,15 @@ def other_note(document: Any) -> None:
     document["starts"][0][0]["answer"]["main_thread"] = False
 
 
+def fewer_blocks(document: Any) -> None:
+    entry = next(e for e in document["starts"][0] if (e["question"] or {}).get("do") == "blocks")
+    entry["answer"].pop(0)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        (fewer_blocks, "is not one of a program"),
         (faster, "attempts.0.* its samples give"),
         (better, "together.ratio is 9.0 in the recording"),
         (kept, 'attempts.0.outcome is "dropped" in the recording'),

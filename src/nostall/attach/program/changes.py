@@ -222,9 +222,6 @@ class OptimizerFlag:
             worst = max(worst, finding, key=Finding.rank)
         return worst
 
-    def is_settled(self) -> bool:
-        return True
-
     def on(self) -> None:
         for optimizer in self.optimizers:
             self.set(optimizer, True)
@@ -329,9 +326,6 @@ class ChannelsLast:
             return self._to_first(module, args, result)
 
         return call
-
-    def is_settled(self) -> bool:
-        return True
 
     def on(self) -> None:
         if self._stores is None:

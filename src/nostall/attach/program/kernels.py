@@ -280,9 +280,6 @@ class NativeKernels:
     def _swap(self, compiled: Any) -> _Swap:
         return self._swaps.setdefault(id(compiled), _Swap(compiled))
 
-    def is_settled(self) -> bool:
-        return True
-
     def on(self) -> None:
         for compiled in list(self.kernels.found.values()):
             if isinstance(compiled.asm.get("cubin"), bytes):

@@ -186,7 +186,10 @@ class Session:
 
     def at_exit(self) -> None:
         """The process ends."""
-        if self.steps and not self._ended:
+        if self.channel.is_abandoned():  # killed since the last look: nobody else removes it
+            self._forget_kernels()
+            self.channel.remove()
+        elif self.steps and not self._ended:
             if self._watched is not None and len(self._watched) >= SETTLED + MIN_STEPS:
                 self._end_watch(self._watched[SETTLED:])
             elif self._trace is not None:
@@ -457,8 +460,9 @@ class Session:
         elif what == "warm":
             self._make(order)
             self._apply(order["arm"])
-            warmed = [self.changes[name] for name in order["arm"]]
-            self._phase = Warming(order, _clock, lambda: all(c.is_settled() for c in warmed))
+            arm = [self.changes[name] for name in order["arm"]]
+            waited = [c for c in arm if isinstance(c, Compile | CapturedOptimizer)]
+            self._phase = Warming(order, _clock, lambda: all(c.is_settled() for c in waited))
         elif what == "blocks":
             self._kept |= set(order["arms"][0])
             self._phase = Schedule(

@@ -189,7 +189,7 @@ class _Bench:
             kept += zip(changed.outputs, _copies(changed.outputs), strict=True)
         if self.step is not None and (reason := self._added_up(calls, version)):
             return Finding(CLASSES[3], f"two calls in a step: {reason}")
-        if any(not self.torch.equal(o, w.to(o.device)) for o, w in kept if not o.isnan().any()):
+        if not all(_is_equal(o, w.to(o.device)) for o, w in kept):
             return Finding(CLASSES[0], "a later call overwrites the outputs of an earlier one")
         return Finding(worst, detail=f"at most {largest:.2f} of the allowed distance")
 
@@ -209,7 +209,9 @@ class _Bench:
         for target in (self.module._call_impl, version):
             one, two = (self.run(target, call, seed=seed).outputs for seed in (11, 12))
             pairs = list(zip(one, two, strict=True))
-            spreads.append(sum(_norm(a.detach() - b.detach()) for a, b in pairs if _is_float(a)))
+            spreads.append(
+                sum(_norm(_finite(a.detach() - b.detach())) for a, b in pairs if _is_float(a))
+            )
         original, changed = spreads
         if 0.5 * original <= changed <= 2 * original:
             return ""
@@ -452,7 +454,10 @@ def _compare(
 ) -> tuple[str, float]:
     """How a result is out of the band (empty if none is); the largest share of what is allowed."""
     floor = SUMMED * eps if eps < SMALL else 4 * eps
-    pooled = sum(_norm(v) for v in original.values if _is_float(v))
+    checked = original.outputs or original.values
+    if any(v.numel() for v in checked) and not any(bool(v.isfinite().any()) for v in checked):
+        return "the original's results are all NaN or infinite, with which nothing is proven", 0.0
+    pooled = sum(_norm(_finite(v)) for v in original.values if _is_float(v))
     largest = 0.0
     for at, (a, b) in enumerate(zip(original.values, changed.values, strict=True)):
         b = b.to(a.device)
@@ -460,12 +465,11 @@ def _compare(
             if not bool((a == b).all()):
                 return f"result {at}, whole numbers of shape {tuple(a.shape)}, differs", 0.0
             continue
-        if a.isnan().any() or b.isnan().any():
-            if not bool((a.isnan() == b.isnan()).all()):
-                return f"result {at} of shape {tuple(a.shape)} has other NaN", 0.0
-            a, b = a.nan_to_num(), b.nan_to_num()
+        if not _same_special(a, b):
+            return f"result {at} of shape {tuple(a.shape)} has other NaN or infinities", 0.0
+        a, b = _finite(a), _finite(b)  # a norm with one of them would allow any distance
         distance, size = _norm(a - b), _norm(a)
-        band = max(_norm(a - m.values[at].to(a).nan_to_num()) for m in moved)
+        band = max(_norm(a - _finite(m.values[at].to(a))) for m in moved)
         cancelled = NOISE_ROOM * floor if band > NOISE * size else eps
         allowed = 2 * band + floor * size + cancelled * pooled / len(original.values)
         if distance > allowed:
@@ -560,6 +564,23 @@ def _tensors(value: Any) -> list[Any]:
 
 def _is_float(tensor: Any) -> bool:
     return bool(tensor.is_floating_point())
+
+
+def _same_special(one: Any, other: Any) -> bool:
+    """Whether NaN and infinities are at the same places."""
+    torch = sys.modules["torch"]
+    kinds = (torch.isnan, torch.isposinf, torch.isneginf) if _is_float(one) else ()
+    return all(torch.equal(kind(one), kind(other)) for kind in kinds)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two tensors have equal elements; NaN is equal to NaN."""
+    return _same_special(one, other) and sys.modules["torch"].equal(_finite(one), _finite(other))
+
+
+def _finite(tensor: Any) -> Any:
+    """``tensor`` with zeros in place of NaN and infinities."""
+    return tensor.nan_to_num(0.0, 0.0, 0.0) if _is_float(tensor) else tensor
 
 
 def _norm(tensor: Any) -> float:

@@ -72,7 +72,7 @@ def _watch_loaders(module: ModuleType, session: Session, settings: Mapping[str, 
 
 def _tell_no_step(session: Session, sources: Sources, engines: Engines) -> None:
     reason = engines.why_none() or (sources.why_none() if "torch" in sys.modules else "")
-    if reason:
+    if reason and not session.channel.is_abandoned():
         session.channel.emit("no step", reason=reason)
 
 

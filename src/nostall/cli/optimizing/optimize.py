@@ -12,8 +12,15 @@ from typing import Annotated
 import typer
 
 from nostall.cli import INTERRUPTED
-from nostall.cli.optimizing.tables import show_result
-from nostall.cli.terminal.console import Format, FormatOption, QuietOption, err, out, show_json
+from nostall.cli.terminal.console import (
+    Format,
+    FormatOption,
+    QuietOption,
+    err,
+    out,
+    show_json,
+    show_table,
+)
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
 from nostall.optimizing.bundle import KERNELS_FILE, write_bundle
@@ -28,7 +35,7 @@ from nostall.optimizing.recording import (
     read_recording,
     write_recording,
 )
-from nostall.optimizing.result import Result
+from nostall.optimizing.result import Result, interval
 
 BUNDLE_FILE, PAGE_FILE = "bundle.json", "report.html"
 TRACE_SUFFIXES = (".json", ".json.gz", ".sqlite")
@@ -133,7 +140,7 @@ def _run(
     if options.quiet_output:
         show_json({**result.as_json(), "files": [str(path) for path in written]})
     else:
-        show_result(result)
+        _show_result(result)
         _show_next(command, written)
     if result.interrupted and not result.kept:
         raise typer.Exit(INTERRUPTED)
@@ -171,7 +178,7 @@ def _replay(
     if format is Format.JSON:
         show_json({**result.as_json(), "files": [str(file) for file in written]})
     else:
-        show_result(result)
+        _show_result(result)
         _show_next(result.command, written, replayed=True)
 
 
@@ -226,6 +233,56 @@ def _bundle(result: Result, folder: Path) -> Path | None:
     except BadInput as error:  # of the store
         err.print(f"nostall: no bundle is written: {error}")
         return None
+
+
+def _show_result(result: Result) -> None:
+    """Print the levels, the attempts, what is kept and notes."""
+    if result.facts is not None:
+        show_table(
+            f"what each level can gain at most; measured on {result.facts.raw['device']}",
+            ("level", "share", "at most", "why"),
+            [
+                (
+                    level.name,
+                    "-" if level.share is None else f"{level.share:.0%}",
+                    "no bound" if level.bound is None else f"{level.bound:.2f}x",
+                    level.reason,
+                )
+                for level in result.levels
+            ],
+        )
+    if result.attempts:
+        show_table(
+            "tried on the program's own steps",
+            ("change", "outcome", "results", "why"),
+            [(a.level.name, a.outcome, a.result_class, a.reason) for a in result.attempts],
+        )
+    if result.certificate:
+        out.print(f"certificate of no gain: {result.certificate}")
+    for note in result.notes:
+        out.print(f"note: {note}")
+    if result.facts is not None and not result.certificate:
+        _show_kept(result)
+
+
+def _show_kept(result: Result) -> None:
+    together = result.together
+    if not result.kept:
+        if result.attempts:
+            out.print("nothing is kept: no change was proven to make the step faster")
+        return
+    assert together is not None and together.comparison is not None
+    before = 1e3 * together.seconds[0]
+    after = before / together.comparison.ratio  # of pairs of blocks, as the page shows it
+    out.print(
+        f"step: {before:.4g} ms -> {after:.4g} ms, {interval(together.comparison)} times as fast, "
+        f"null [{together.comparison.null_low:.3f}, {together.comparison.null_high:.3f}]"
+    )
+    if result.again is not None and result.again.comparison is not None:
+        out.print(f"second start: {interval(result.again.comparison)} times as fast")
+    out.print("what a person would write:")
+    for attempt in result.kept:
+        out.print(f"  {attempt.level.line}  ({attempt.result_class})")
 
 
 def _show_next(command: list[str], written: list[Path], replayed: bool = False) -> None:

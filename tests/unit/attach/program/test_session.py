@@ -209,6 +209,18 @@ def test_without_a_director_the_program_runs_on(
     assert "_compiled_call_impl" not in program.model.__dict__
 
 
+@pytest.mark.parametrize("steps", [0, 12])
+def test_a_program_that_ends_without_a_director_leaves_no_folder(
+    program: Program, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    program.run(steps)
+    program.session.at_exit()
+    assert program.folder.exists()
+    monkeypatch.setattr(Channel, "is_abandoned", lambda self: True)
+    program.session.at_exit()
+    assert not program.folder.exists()
+
+
 def test_skipped_steps_are_told(program: Program) -> None:
     program.run(12)
     program.order(do="blocks", arms=[[]], blocks=[0], steps=2, each=False, changes=[])

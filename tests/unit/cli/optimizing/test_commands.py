@@ -122,11 +122,20 @@ def test_a_resumed_run_leaves_no_recording(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "result.json").exists() and not (tmp_path / RECORDING_FILE).exists()
 
 
-def test_a_crash_keeps_its_exit_code(tmp_path: Path) -> None:
-    program = write(tmp_path, "if i == 12: sys.exit(7)")
-    done = run(tmp_path, *WATCH, sys.executable, program)
-    assert done.code == 7
-    assert "the program ended with exit code 7" in done.out
+@pytest.mark.parametrize(
+    ("end", "code", "text"),
+    [
+        ("if i == 12: sys.exit(7)", 7, "exit code 7"),
+        ("if i == 2: os._exit(9)", 9, "exit code 9"),
+        ("if i == 2: os.kill(os.getpid(), 9)", 137, "signal 9 (Killed)"),
+    ],
+)
+def test_a_crash_keeps_its_exit_code(tmp_path: Path, end: str, code: int, text: str) -> None:
+    done = run(tmp_path, *WATCH, sys.executable, write(tmp_path, end))
+    assert done.code == code
+    assert f"the program ended with {text}" in done.out
+    unseen = "the program failed before enough steps were seen; its output says why"
+    assert (unseen in done.out) == ("i == 2:" in end)
 
 
 def test_bad_input_is_refused_at_once(tmp_path: Path) -> None:

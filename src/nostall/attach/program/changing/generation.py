@@ -81,9 +81,6 @@ class StaticCache:
             worst = max(worst, finding, key=Finding.rank)
         return worst
 
-    def is_settled(self) -> bool:
-        return True
-
     def on(self) -> None:
         if self._patched is None and self.roots:
             for root, kept in zip(self.roots, self._kept, strict=True):

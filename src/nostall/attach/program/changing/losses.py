@@ -145,9 +145,6 @@ class CompiledLoss:
         version: Callable[..., Any] = self._version
         return version
 
-    def is_settled(self) -> bool:
-        return True
-
     def on(self) -> None:
         self.losses.version = self._compiled()
 

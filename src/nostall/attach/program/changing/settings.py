@@ -50,9 +50,6 @@ class MatmulPrecision:
             return Finding(CLASSES[3], reason)
         return Finding(CLASSES[3], detail="results are not compared: the inputs are rounded")
 
-    def is_settled(self) -> bool:
-        return True
-
     def on(self) -> None:
         if self._before is None:
             self._before = matmul_precision()
@@ -166,9 +163,6 @@ class Attention:
 
         return call
 
-    def is_settled(self) -> bool:
-        return True
-
     def on(self) -> None:
         if self._context is None:
             self._context = self._entered()
@@ -191,9 +185,6 @@ class ExpandableSegments:
 
     def check(self, calls: Mapping[int, Sequence[Call]]) -> Finding:
         return Finding(CLASSES[0], self.missing())  # where memory lies changes no number
-
-    def is_settled(self) -> bool:
-        return True
 
     def on(self) -> None:
         if not self._is_on:
