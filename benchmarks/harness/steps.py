@@ -117,9 +117,10 @@ def check_sharing(steps: Sequence[Step]) -> None:
     """Raise :class:`BadInput` for a step that must not run beside another one on its GPU.
 
     A benchmark may if its module has ``SHARES_GPU``: it takes turns (:mod:`.gpu_lock`) to time.
+    Nothing runs beside a step that takes all GPUs.
     """
     for step in steps:
-        if not getattr(find(step.name).load(), "SHARES_GPU", False):
+        if not step.takes_all_gpus and not getattr(find(step.name).load(), "SHARES_GPU", False):
             raise BadInput(
                 f"{step.name} does not take turns on a GPU, so steps beside it would change its "
                 "times; give --lanes 1, or move it to a file of its own"

@@ -14,7 +14,8 @@ from itertools import zip_longest
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from nostall.attach.program.shadow import CLASSES, SMALL, SUMMED
+from nostall.attach.program.distances import SMALL, SUMMED
+from nostall.attach.program.shadow import CLASSES
 from nostall.optimizing.diagnosis import Facts, Level
 from nostall.optimizing.program import Event, ProgramEnded, TimeIsUp
 from nostall.optimizing.proof import Proof, prove_starts

@@ -109,7 +109,9 @@ def test_only_steps_that_take_turns_share_a_gpu(
 ) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    module.check_sharing(read_steps(written(tmp_path, "60 torch_compile.user_models\n")))
+    module.check_sharing(
+        read_steps(written(tmp_path, "60 torch_compile.user_models\n60 parallel.peers\n"))
+    )
     file = written(tmp_path, "60 torch_compile.user_models\n60 fusion.list_plans\n")
     assert main(["steps", str(file), "--out", str(tmp_path), "--lanes", "2"]) == 2
     assert "fusion.list_plans does not take turns" in capsys.readouterr().err

@@ -207,6 +207,37 @@ def test_a_value_that_is_not_finite_hides_no_other(place: str, value: float) -> 
     assert ("other NaN or infinities" in other.refusal) == ("outputs" in place), other
 
 
+class Masked(nn.Module):
+    """Attention over the samples, with scores masked by a buffer; the first has no other left."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 32)
+        mask = torch.full((16, 16), value).triu(1)
+        mask[0] = value
+        self.register_buffer("mask", mask)
+
+    def forward(self, x: Any) -> Any:
+        hidden = self.linear(x)
+        return (hidden @ hidden.T + self.mask).softmax(-1) @ hidden
+
+
+@pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, -1e9])
+@pytest.mark.parametrize("kind", [Masked, lambda value: Special("outputs", value)])
+def test_a_number_of_a_mask_hides_no_other(kind: Any, value: float) -> None:
+    root = kind(value)
+    assert not finding(lambda module, _: module._call_impl, root, sizes=(16,)).refusal
+
+    def make(module: Any, _: bool) -> Any:
+        def call(x: Any) -> Any:
+            right = module._call_impl(x)
+            return torch.where(right > value / 2, (1 + 1e-3) * right, right)
+
+        return call
+
+    assert "off by" in finding(make, root, sizes=(16,)).refusal
+
+
 def test_a_buffer_that_is_reused_for_outputs_is_refused() -> None:
     held: list[Any] = []
 

@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from nostall.attach.program.blocks import Schedule, Step, Warming
-from nostall.attach.program.borders import Borders
 from nostall.attach.program.changes import (
     Change,
     Compile,
@@ -43,6 +42,7 @@ from nostall.attach.program.machine import (
     rank,
     transformers_version,
 )
+from nostall.attach.program.periods import Borders
 from nostall.attach.program.roots import (
     MAX_CALLS,
     MAX_GRADIENTS,

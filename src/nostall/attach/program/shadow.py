@@ -17,23 +17,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+from nostall.attach.program.distances import (
+    Outcome,
+    compare,
+    finite,
+    is_equal,
+    is_float,
+    norm,
+)
+
 SHIFT = 0.02
 """Relative change of the parameters before the second runs, so that a cached result is wrong."""
 MOVED = 3
 """Originals that are moved by one rounding."""
-SMALL, SUMMED = 1e-5, 128
-"""Roundings of a sum in float32: eager mode sums batch statistics in float64 on CPUs, Inductor does
-not.  The bound is 1.5e-5, a thirtieth of TF32's rounding; narrower types are summed in float32."""
-NOISE, NOISE_ROOM = 0.05, 8
-"""Share of a result's norm that one rounding moves, from which its terms cancel: the gradient of a
-bias before a batch norm is 0 but for their roundings.  Its room is then in the mean norm of all
-results (760 roundings of it were seen with channels_last, CPU, where 1024 are allowed)."""
 TF32 = 2.0**-10
 """One rounding of TF32, in which GPUs compute convolutions of float32 unless told otherwise."""
 ROOM = 8
 """Results stay on the GPU if this many times their size is free: five runs are compared."""
 CHUNK = 1 << 27
 """Elements of parameters whose optimiser steps are compared at a time."""
+MASK, MASK_SHARE = 1e8, 0.99
+"""Size and share of a type's largest number from which negative numbers are masks.  They are not
+moved: they would overflow, and scores of rows that hold nothing else would no longer be equal."""
 VERSIONS = 64
 """Versions of one code that Dynamo may compile while changes are tried."""
 _limits: list[int] = []
@@ -65,19 +70,6 @@ class Finding(NamedTuple):
     def rank(self) -> int:
         """Place of the class in :data:`CLASSES`."""
         return CLASSES.index(self.result_class)
-
-
-class Outcome(NamedTuple):
-    """Results of one run of a module's forward and backward pass."""
-
-    form: Any
-    """Types, shapes and devices of the outputs, and which gradients there are."""
-    values: list[Any]
-    """Outputs, gradients and buffers."""
-    outputs: list[Any]
-    """The outputs themselves."""
-    drew: bool
-    """Whether the run drew random numbers."""
 
 
 def clone(value: Any) -> Any:
@@ -181,7 +173,7 @@ class _Bench:
             eps = self._rounding(call)
             own = self.module._call_impl
             moved = [self.run(own, call, moved=eps, number=n + 1) for n in range(MOVED)]
-            excess, distance = _compare(original, changed, moved, eps)
+            excess, distance = compare(original, changed, moved, eps)
             if excess:
                 return Finding(CLASSES[3], excess)
             largest = max(largest, distance)
@@ -189,7 +181,7 @@ class _Bench:
             kept += zip(changed.outputs, _copies(changed.outputs), strict=True)
         if self.step is not None and (reason := self._added_up(calls, version)):
             return Finding(CLASSES[3], f"two calls in a step: {reason}")
-        if not all(_is_equal(o, w.to(o.device)) for o, w in kept):
+        if not all(is_equal(o, w.to(o.device)) for o, w in kept):
             return Finding(CLASSES[0], "a later call overwrites the outputs of an earlier one")
         return Finding(worst, detail=f"at most {largest:.2f} of the allowed distance")
 
@@ -201,7 +193,7 @@ class _Bench:
         original = self.run(self.module._call_impl, *pair)
         eps = self._rounding(pair[0])
         moved = [self.run(self.module._call_impl, *pair, moved=eps, number=n) for n in (1, 2, 3)]
-        return _different_form(original, changed) or _compare(original, changed, moved, eps)[0]
+        return _different_form(original, changed) or compare(original, changed, moved, eps)[0]
 
     def _random(self, call: Call, version: Any) -> str:
         """Why the random numbers of ``version`` are no such ones; empty if they are."""
@@ -210,7 +202,7 @@ class _Bench:
             one, two = (self.run(target, call, seed=seed).outputs for seed in (11, 12))
             pairs = list(zip(one, two, strict=True))
             spreads.append(
-                sum(_norm(_finite(a.detach() - b.detach())) for a, b in pairs if _is_float(a))
+                sum(norm(finite(a.detach() - b.detach())) for a, b in pairs if is_float(a))
             )
         original, changed = spreads
         if 0.5 * original <= changed <= 2 * original:
@@ -228,15 +220,19 @@ class _Bench:
         if self.step is not None:
             self.step()
         shifting, moving = Generators(5), Generators(1000 + number)
+        given_buffers: dict[int, tuple[Any, Any]] = {}
         with torch.no_grad():
             for tensor, value in self.state:
-                tensor.copy_(moving.moved(shifting.moved(value, self.shift), moved))
+                shifted = shifting.moved(value, self.shift)
+                tensor.copy_(started := moving.moved(shifted, moved))
                 tensor.grad = None
+                if moved and not isinstance(tensor, torch.nn.Parameter):
+                    given_buffers[id(tensor)] = started, shifted
         given = [clone((call.args, call.kwargs)) for call in calls]
         inputs = _tensors(given)
         if moved:
             for tensor in inputs:
-                if _is_float(tensor):
+                if is_float(tensor):
                     tensor.data = moving.moved(tensor.data, moved)
         with ExitStack() as stack:
             devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
@@ -249,11 +245,16 @@ class _Bench:
                 self._backward(outputs := _tensors(result))
         leaves = [*module.parameters(), *(t for t in inputs if t.requires_grad)]
         gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+        buffers = []
+        for buffer in module.buffers():  # one that the pass does not write is no moved result
+            started, shifted = given_buffers.get(id(buffer), (None, None))
+            is_left = started is not None and torch.equal(buffer, started)
+            buffers.append(shifted if is_left else buffer)
         form = (
             _opened(result, _tensor_form),
             tuple(x.grad is not None for x in leaves),
         )
-        return Outcome(form, _copies([*outputs, *gradients, *module.buffers()]), outputs, drew)
+        return Outcome(form, _copies([*outputs, *gradients, *buffers]), outputs, drew)
 
     def _forward(self, target: Any, call: Call, args: Any, kwargs: Any) -> Any:
         """The result of a call in its modes of gradients and autocast."""
@@ -273,7 +274,7 @@ class _Bench:
                 o.float() * torch.randn(o.shape, generator=generators[o.device], device=o.device)
             ).sum()
             for o in outputs
-            if o.requires_grad and _is_float(o)
+            if o.requires_grad and is_float(o)
         ]
         if parts:
             sum(parts[1:], parts[0]).backward()
@@ -281,7 +282,7 @@ class _Bench:
     def _rounding(self, call: Call) -> float:
         """One rounding of the type that the module computes in."""
         torch = self.torch
-        dtypes = {p.dtype for p in self.module.parameters() if _is_float(p)}
+        dtypes = {p.dtype for p in self.module.parameters() if is_float(p)}
         dtypes |= {call.autocast[1]} if call.autocast else set()
         eps = max(float(torch.finfo(dtype).eps) for dtype in dtypes or {torch.float32})
         tensors = [*self.module.parameters(), *_tensors((call.args, call.kwargs))]
@@ -303,12 +304,12 @@ class Generators(defaultdict[Any, Any]):
 
     def moved(self, value: Any, eps: float) -> Any:
         """``value`` with each element multiplied by 1 - eps, 1 or 1 + eps."""
-        if not eps or not _is_float(value):
+        if not eps or not is_float(value):
             return value
-        steps = sys.modules["torch"].randint(
-            -1, 2, value.shape, generator=self[value.device], device=value.device
-        )
-        return value * (1 + eps * steps.to(value.dtype))
+        torch = sys.modules["torch"]
+        steps = torch.randint(-1, 2, value.shape, generator=self[value.device], device=value.device)
+        is_mask = value < -min(MASK, MASK_SHARE * torch.finfo(value.dtype).max)
+        return torch.where(is_mask, value, value * (1 + eps * steps.to(value.dtype)))
 
 
 def _uses_tf32(torch: Any, module: Any) -> bool:
@@ -336,7 +337,7 @@ def _flipped(call: Call) -> Call:
     """The call with other floats: a cached result is then wrong.  Whole numbers may be offsets."""
 
     def flip(tensor: Any) -> Any:
-        return tensor.detach().flip(0) if tensor.dim() and _is_float(tensor) else tensor
+        return tensor.detach().flip(0) if tensor.dim() and is_float(tensor) else tensor
 
     args, kwargs = map_tensors((call.args, call.kwargs), flip)
     return call._replace(args=args, kwargs=kwargs)
@@ -376,10 +377,10 @@ def check_optimizer(optimizer: Any, change: Callable[[Any], None]) -> Finding:
         if not chunks:
             return Finding(CLASSES[0], "its gradients are gone after the step, so it is unproven")
         for chunk in chunks:
-            eps = max(float(torch.finfo(p.dtype).eps) for p in chunk if _is_float(p))
+            eps = max(float(torch.finfo(p.dtype).eps) for p in chunk if is_float(p))
             original, changed = _stepped(optimizer, chunk), _stepped(optimizer, chunk, change)
             moved = [_stepped(optimizer, chunk, None, eps, n + 1) for n in range(MOVED)]
-            excess, distance = _compare(original, changed, moved, eps)
+            excess, distance = compare(original, changed, moved, eps)
             if excess:
                 return Finding(CLASSES[3], excess)
             largest, worst = max(largest, distance), CLASSES[1] if distance else worst
@@ -447,38 +448,6 @@ def _different_form(original: Outcome, changed: Outcome) -> str:
         lacking = sum(a and not b for a, b in zip(original.form[1], changed.form[1], strict=True))
         return f"{lacking} gradients are missing, or there are others than the original's"
     return ""
-
-
-def _compare(
-    original: Outcome, changed: Outcome, moved: Sequence[Outcome], eps: float
-) -> tuple[str, float]:
-    """How a result is out of the band (empty if none is); the largest share of what is allowed."""
-    floor = SUMMED * eps if eps < SMALL else 4 * eps
-    checked = original.outputs or original.values
-    if any(v.numel() for v in checked) and not any(bool(v.isfinite().any()) for v in checked):
-        return "the original's results are all NaN or infinite, with which nothing is proven", 0.0
-    pooled = sum(_norm(_finite(v)) for v in original.values if _is_float(v))
-    largest = 0.0
-    for at, (a, b) in enumerate(zip(original.values, changed.values, strict=True)):
-        b = b.to(a.device)
-        if not _is_float(a):
-            if not bool((a == b).all()):
-                return f"result {at}, whole numbers of shape {tuple(a.shape)}, differs", 0.0
-            continue
-        if not _same_special(a, b):
-            return f"result {at} of shape {tuple(a.shape)} has other NaN or infinities", 0.0
-        a, b = _finite(a), _finite(b)  # a norm with one of them would allow any distance
-        distance, size = _norm(a - b), _norm(a)
-        band = max(_norm(a - _finite(m.values[at].to(a))) for m in moved)
-        cancelled = NOISE_ROOM * floor if band > NOISE * size else eps
-        allowed = 2 * band + floor * size + cancelled * pooled / len(original.values)
-        if distance > allowed:
-            return (
-                f"result {at} of shape {tuple(a.shape)} is off by {distance / (size or 1):.1e} of "
-                f"its norm; one rounding of parameters moves it by {band / (size or 1):.1e}"
-            ), 0.0
-        largest = max(largest, distance / (allowed or 1.0))
-    return "", largest
 
 
 def map_tensors(
@@ -560,32 +529,6 @@ def _tensors(value: Any) -> list[Any]:
 
     _opened(value, note)
     return found
-
-
-def _is_float(tensor: Any) -> bool:
-    return bool(tensor.is_floating_point())
-
-
-def _same_special(one: Any, other: Any) -> bool:
-    """Whether NaN and infinities are at the same places."""
-    torch = sys.modules["torch"]
-    kinds = (torch.isnan, torch.isposinf, torch.isneginf) if _is_float(one) else ()
-    return all(torch.equal(kind(one), kind(other)) for kind in kinds)
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    """Whether two tensors have equal elements; NaN is equal to NaN."""
-    return _same_special(one, other) and sys.modules["torch"].equal(_finite(one), _finite(other))
-
-
-def _finite(tensor: Any) -> Any:
-    """``tensor`` with zeros in place of NaN and infinities."""
-    return tensor.nan_to_num(0.0, 0.0, 0.0) if _is_float(tensor) else tensor
-
-
-def _norm(tensor: Any) -> float:
-    torch = sys.modules["torch"]
-    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
 
 
 def _random_state(torch: Any) -> bytes:

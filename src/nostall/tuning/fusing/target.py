@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from nostall.core.errors import BadInput, NostallError
 from nostall.core.text.suggest import did_you_mean, listed
 from nostall.fusion.capture import CapturedGraph, capture, inference_graph, training_graphs
+from nostall.fusion.errors import BadCapture
 from nostall.tuning.fusing.inputs import NumberInput, parse_inputs, parse_target
 from nostall.tuning.sources.kernel_file import import_file, root_cause
 
@@ -90,14 +91,27 @@ def trace_target(request: FusionRequest) -> TracedTarget:
         leaves, structure = tree_flatten((args, kwargs))
         leaves = [convert(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        constants = {key: as_it_is(value) for key, value in _tensors_of(file).items()}
-        module = _module_of_tensors(name, function, leaves, structure, file, constants)
         if request.backward:
             _require_gradients(tensors)
+
+        def traced(constants: Mapping[str, Tensor]) -> dict[str, CapturedGraph]:
+            module = _module_of_tensors(name, function, leaves, structure, file, constants)
+            if not request.backward:
+                return {"inference": capture(inference_graph(module, *tensors))}
             forward, backward = training_graphs(module, *tensors)
-            passes = {"forward": capture(forward), "backward": capture(backward)}
-        else:
-            passes = {"inference": capture(inference_graph(module, *tensors))}
+            return {"forward": capture(forward), "backward": capture(backward)}
+
+        own = _tensors_of(file)
+        try:
+            passes = traced({key: as_it_is(value) for key, value in own.items()})
+        except BadCapture as error:
+            if not own:
+                raise
+            vars(file).update(own)
+            try:
+                passes = traced({})  # a function that reads values of these tensors
+            except BadCapture:
+                raise error from None
     return TracedTarget(name, tuple(map(_input_text, leaves)), device.type, passes)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nostall.attach.program.borders import Borders
+from nostall.attach.program.periods import Borders
 
 
 def borders_of(steps: Sequence[int]) -> list[int]:

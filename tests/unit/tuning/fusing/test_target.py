@@ -239,6 +239,15 @@ def test_tensors_of_the_file_and_compiled_functions_are_traced(
     assert (table.op, table.shape, table.dtype) == ("input", (16,), "float32")
 
 
+def test_a_function_may_read_values_of_tensors_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "values.py").write_text(
+        "import torch\nFLAGS = torch.tensor([1, 0, 1])\n"
+        "def f(x):\n    for k in FLAGS.tolist():\n        if k: x = torch.tanh(x)\n    return x\n"
+    )
+    graph = trace_target(FusionRequest(f"{tmp_path}/values.py:f", "4x16")).passes["inference"].graph
+    assert [node.op for node in graph].count("tanh") == 2
+
+
 def test_a_tensor_that_cannot_be_traced_names_the_remedy(file_with_tensors: str) -> None:
     with pytest.raises(BadInput, match="or make them buffers of a module"):
         trace_target(FusionRequest(f"{file_with_tensors}:hidden_table", "8x16"))

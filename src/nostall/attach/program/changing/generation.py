@@ -14,12 +14,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from nostall.attach.program.distances import SMALL, SUMMED
 from nostall.attach.program.roots import Switch
 from nostall.attach.program.shadow import (
     CLASSES,
     MOVED,
-    SMALL,
-    SUMMED,
     Finding,
     Generators,
     clone,

@@ -16,9 +16,10 @@ from nostall.attach.program.changing.settings import (  # noqa: E402
     ExpandableSegments,
     attention_order,
 )
+from nostall.attach.program.distances import Outcome, compare  # noqa: E402
 from nostall.attach.program.roots import Switch  # noqa: E402
 from nostall.attach.program.segments import Segments  # noqa: E402
-from nostall.attach.program.shadow import Call, Outcome, _compare  # noqa: E402
+from nostall.attach.program.shadow import Call  # noqa: E402
 
 nn = torch.nn
 
@@ -129,13 +130,13 @@ def test_copies_of_a_batch_wait_again_once_the_program_writes_into_it(
 def test_results_whose_terms_cancel_have_room() -> None:
     """As the gradient of a bias before a batch norm; results of their own size have none."""
 
-    def outcome(bias: float) -> Outcome:
-        return Outcome((), [torch.full((4,), 10.0), torch.full((4,), bias)], [], False)
+    def outcome(bias: float, rest: float = 10.0) -> Outcome:
+        return Outcome((), [torch.full((4,), rest), torch.full((4,), bias)], [], False)
 
-    moved = [outcome(1.3e-6)]
-    assert _compare(outcome(1e-6), outcome(5e-5), moved, 1e-7)[0] == ""
-    assert "off by" in _compare(outcome(1e-6), outcome(5e-3), moved, 1e-7)[0]
-    assert "off by" in _compare(outcome(1.0), outcome(1.0 + 5e-5), [outcome(1.0)], 1e-7)[0]
+    moved = [outcome(1.3e-6, 10.000001)]
+    assert compare(outcome(1e-6), outcome(5e-5), moved, 1e-7)[0] == ""
+    assert "off by" in compare(outcome(1e-6), outcome(5e-3), moved, 1e-7)[0]
+    assert "off by" in compare(outcome(1.0), outcome(1.0 + 5e-5), [outcome(1.0)], 1e-7)[0]
 
 
 def test_sums_of_batches_end_no_program_and_are_equal_for_equal_batches() -> None:
