@@ -151,15 +151,18 @@ class _Comparison:
 
     def _gradients(self, loss: torch.Tensor, factor: float = 1.0) -> dict[str, torch.Tensor]:
         """The loss and all gradients after the backward pass of ``factor`` times it, by name and
-        divided by the factor; clears the gradients.
+        divided by the factor; gradients that were there stay as they were.
 
         A loss that depends on no parameter has none.
         """
+        kept = {name: parameter.grad for name, parameter in self.parameters.items()}
+        for parameter in self.parameters.values():
+            parameter.grad = None
         if loss.requires_grad:
             (loss * factor).backward()
         values = {"": loss.detach()}
         for name, parameter in self.parameters.items():
-            gradient, parameter.grad = parameter.grad, None
+            gradient, parameter.grad = parameter.grad, kept[name]
             if gradient is not None:
                 refuse_sparse(name, gradient)
                 values[name] = gradient.detach() / factor

@@ -28,6 +28,8 @@ SMALLEST = 1e-6
 """Gradients below this share of the largest one, and losses below it, count as rounding errors."""
 _TARGETS = 16
 """Samples of the example batch whose targets show how a loss adds up, at most."""
+_PROBED = 2
+"""Samples of a probe: one with the value, and one without.  Logits of a vocabulary are large."""
 _PROBES: tuple[float, ...] = (-100, -1, 0, 1, 255, math.nan)
 """Values by which losses leave labels out; two classes, which may have weights."""
 _HINT = (
@@ -107,9 +109,9 @@ class _Parts:
         watched: tuple[Watched, ...] = ()
         is_judged = self._is_judged(output, alone, leaves, count)
         if is_judged:
-            on_cpu = [_on_cpu(leaf) for leaf in leaves]
-            alone = self._loss_alone(tree_map(_on_cpu, output), count)
-            watched = self._watched(alone, on_cpu, count, len(tree_leaves(self.batch[0])))
+            leaves = [_on_cpu(leaf) for leaf in tree_leaves(self.job.example_batch(_PROBED))]
+            alone = self._loss_alone(tree_map(_on_cpu, output), _PROBED)
+            watched = self._watched(alone, leaves, _PROBED, len(tree_leaves(self.batch[0])))
         if is_random:  # dropout: parts draw other numbers than the whole
             self.job.module.eval()
             _, is_random = self._output()
@@ -207,7 +209,7 @@ class _Parts:
         """The values that change weights in leaves from number ``first``; on the CPU, because a GPU
         does not survive a label that is out of range."""
         found: list[Watched] = []
-        for number, value in _probes(leaves, first, count, probes):
+        for number, value in self._probes(leaves, first, probes):
             leaf, probed = leaves[number], leaves.copy()
             kept = torch.zeros_like(leaf[0], dtype=torch.bool)
             for own in found:
@@ -217,6 +219,21 @@ class _Parts:
             if self._difference(evaluate, probed, count):
                 found.append(Watched(number, value, int(_counts(leaf, value)[0])))
         return tuple(found)
+
+    def _probes(
+        self, leaves: list[Any], first: int, values: Sequence[float]
+    ) -> Iterator[tuple[int, float]]:
+        """The values that tensors with samples can have, by the number of the tensor."""
+        for number, leaf in enumerate(leaves[first:], first):
+            if not self.job.batched_leaves[number]:
+                continue
+            for value in values:
+                if leaf.is_floating_point() or (
+                    not math.isnan(value)
+                    and not leaf.is_complex()
+                    and float(torch.tensor(int(value)).to(leaf.dtype)) == value
+                ):
+                    yield number, value
 
 
 def refuse_uneven(batch: tuple[Any, Any], watched: Sequence[Watched]) -> None:
@@ -234,22 +251,6 @@ def refuse_uneven(batch: tuple[Any, Any], watched: Sequence[Watched]) -> None:
                 "these out or gives them another weight, and divides by what is left, so parts of "
                 f"a batch have another loss than the whole{_HINT}"
             )
-
-
-def _probes(
-    leaves: list[Any], first: int, count: int, values: Sequence[float]
-) -> Iterator[tuple[int, float]]:
-    """The values that tensors with samples can have, by the number of the tensor."""
-    for number, leaf in enumerate(leaves[first:], first):
-        if not _has_rows(leaf, count):
-            continue
-        for value in values:
-            if leaf.is_floating_point() or (
-                not math.isnan(value)
-                and not leaf.is_complex()
-                and float(torch.tensor(int(value)).to(leaf.dtype)) == value
-            ):
-                yield number, value
 
 
 def _counts(leaf: torch.Tensor, value: float) -> torch.Tensor:

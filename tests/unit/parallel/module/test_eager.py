@@ -16,7 +16,12 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from nostall.parallel.errors import BadModel  # noqa: E402
-from nostall.parallel.module import Job, Model, profile_job  # noqa: E402
+from nostall.parallel.module import (  # noqa: E402
+    Job,
+    Model,
+    loss_parts,
+    profile_job,
+)
 from nostall.parallel.module.eager import SAMPLES, compare_with_eager, compared_model  # noqa: E402
 from nostall.parallel.module.loss_parts import refuse_uneven  # noqa: E402
 
@@ -350,6 +355,32 @@ def test_labels_that_a_loss_leaves_out_in_later_batches_alone_are_refused(
     refuse_uneven((given.inputs, targets), watched)
     with pytest.raises(BadModel, match=r"a sample has \d+ targets with the value"):
         refuse_uneven((given.inputs, later), watched)
+
+
+def test_gradients_that_a_module_has_stay_as_they_are() -> None:
+    torch.manual_seed(0)
+    given = Job(nn.Linear(6, 3), (torch.randn(8, 6),), torch.randn(8, 3), F.mse_loss)
+    given.run(given.inputs, given.targets).backward()
+    before = given.module.weight.grad.clone()
+    compare_with_eager(Model(given), SAMPLES, CPU)
+    assert torch.equal(given.module.weight.grad, before)
+
+
+def test_probes_take_the_loss_of_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of sixteen samples of a language model have gigabytes."""
+    taken: list[int] = []
+    loss_of = loss_parts._loss
+
+    def counted(evaluate: Any, leaves: list[Any], part: range) -> Any:
+        taken.append(len(part))
+        return loss_of(evaluate, leaves, part)
+
+    monkeypatch.setattr(loss_parts, "_loss", counted)
+    torch.manual_seed(0)
+    inputs, targets = (torch.randn(16, 6),), torch.randint(0, 3, (16,))
+    given = Job(nn.Linear(6, 3), inputs, targets, F.cross_entropy)
+    compare_with_eager(Model(given), SAMPLES, CPU)
+    assert sum(taken) < 8 * len(targets)
 
 
 def test_as_many_ignored_labels_in_each_sample_are_right() -> None:

@@ -43,7 +43,7 @@ class HybridPart(Noted):
             )
         self.job, self.plan, self.device, self.samples = job, plan, device, plan.samples
         self.loss_dtype, self.computation_dtype = model.loss_dtype, model.computation_dtype
-        self.random_operators = model.random_operations
+        self.random_operators, self.loss_samples = model.random_operations, plan.micro_batch
         self.collectives: Mapping[str, int] = {}
         self._traced = computation.traced
         self._modes = TrainingModes(job.module, computation.traced.module)

@@ -77,6 +77,8 @@ class Part(Protocol):
     """Whether no step can run after a capture that failed."""
     is_traced: bool
     """Whether a step has the shapes and the values in Python of the job's example batch."""
+    loss_samples: int
+    """Samples whose loss a step takes as one; 0 where the parts of a loss are not compared."""
     computation_dtype: torch.dtype
     """The type with the coarsest numbers that a step computes with."""
 
@@ -146,7 +148,7 @@ class Noted:
         self.notes: list[str] = []
         self.no_graph = ""
         self.overwrites_gradients = self.is_lost_by_failed_capture = False
-        self.is_traced = True
+        self.is_traced, self.loss_samples = True, 0
 
     def note(self, text: str) -> None:
         """See :class:`Part`."""

@@ -48,6 +48,7 @@ class PipelinePart(Noted):
         self.model, self.workload, self.plan, self.options = model, workload, plan, options
         self.samples, self.loss_dtype = workload.global_batch, model.loss_dtype
         self.computation_dtype = model.computation_dtype
+        self.loss_samples = workload.micro_batch_samples if len(plan.stages[-1].gpus) == 1 else 0
         self.random_operators = model.random_operations
         self._modes = TrainingModes(model.job.module, model.traced.module)
         self._groups = ProcessGroups(options.device, options.deadline)

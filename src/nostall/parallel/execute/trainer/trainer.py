@@ -332,7 +332,8 @@ class Trainer:
                     "with batch_sampler=trainer.sampler(...) does), and samples=N for a whole "
                     "batch of another size"
                 )
-            refuse_uneven((inputs, targets), self._watched)
+            if samples > self._part.loss_samples:
+                refuse_uneven((inputs, targets), self._watched)
         batch = self._computation.cast(inputs), targets
         if self._part.is_traced:
             self._computation.traced.check_batch(batch)

@@ -27,9 +27,11 @@ from nostall.parallel.execute.trainer.sampler import OwnSampler  # noqa: E402
 from nostall.parallel.module import Job  # noqa: E402
 from tests.unit.parallel.execute.trainer.models import (  # noqa: E402
     BATCH,
+    MICRO_BATCH,
     Block,
     chain,
     engine,
+    hybrid,
     language,
     pipeline,
     sharding,
@@ -147,6 +149,21 @@ def test_batches_that_the_traced_step_does_not_fit_are_refused(one_process: None
     trainer = build(pipeline(job, (0,)), job, adamw)
     with pytest.raises(BadInput, match="targets with the value -100"):
         trainer.step((inputs, ignored))
+
+
+def test_ignored_labels_are_right_where_a_loss_is_not_cut(one_process: None) -> None:
+    targets = torch.randint(0, 4, (BATCH,))
+    ignored = torch.where(torch.arange(BATCH) == 1, -100, targets)
+    job = Job(nn.Linear(8, 4), (torch.randn(BATCH, 8),), targets, nn.functional.cross_entropy)
+    one = job.inputs[0][:MICRO_BATCH], ignored[:MICRO_BATCH]
+    expected = float(nn.functional.cross_entropy(job.module(one[0]), one[1]).detach())
+    for plan in (pipeline(job, (0,)), hybrid(job, 1)):
+        trainer = build(plan, job)
+        loss = trainer.forward_backward(one, samples=MICRO_BATCH)
+        assert float(loss) == pytest.approx(expected, rel=1e-5)
+        with pytest.raises(BadInput, match="targets with the value -100"):
+            trainer.forward_backward((*job.inputs, ignored))
+        trainer.close()
 
 
 def test_optimisers_that_are_none_or_of_other_parameters(one_process: None, one_gpu: Any) -> None:
