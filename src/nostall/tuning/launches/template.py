@@ -235,19 +235,24 @@ def _from_size(parameter: Parameter) -> tuple[Argument, str]:
 def _numbers(function: Any) -> set[str]:
     """Names of which the body of a Triton function has a product, a quotient or a comparison.
 
-    Pointers are only added to.
+    Pointers are only added to, and compared with None.  ``x = tl.load(x)`` gives the name of a
+    pointer to a value.
     """
     found: set[str] = set()
+    loaded: set[str] = set()
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function.fn)))):
         operands: list[ast.expr] = []
         if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Add | ast.Sub):
             operands = [node.left, node.right]
-        elif isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
+        elif isinstance(node, ast.Compare) and "None" not in map(ast.unparse, node.comparators):
             operands = [node.left, *node.comparators]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("range", "tl.cdiv"):
             operands = node.args
+        elif isinstance(node, ast.Assign) and "load(" in ast.unparse(node.value):
+            inside = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+            loaded |= inside & {t.id for t in node.targets if isinstance(t, ast.Name)}
         found |= {operand.id for operand in operands if isinstance(operand, ast.Name)}
-    return found
+    return found - loaded
 
 
 def _from_triton(parameter: Any, *, is_number: bool) -> tuple[Argument, str]:

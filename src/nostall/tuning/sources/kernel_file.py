@@ -34,10 +34,10 @@ def import_file(path: Path) -> Iterator[ModuleType]:
     if spec is None or spec.loader is None:
         raise BadInput(f"{path} is not a Python file; give a .py file, or a .cubin")
     module = importlib.util.module_from_spec(spec)
-    modules_before = dict(sys.modules)
+    modules_before, path_before = dict(sys.modules), list(sys.path)
     sys.modules[path.stem] = module
-    root = path.parent
-    sys.path.insert(0, str(root))
+    root = folder = path.parent.absolute()
+    sys.path.insert(0, str(folder))
     try:
         try:
             try:
@@ -45,10 +45,11 @@ def import_file(path: Path) -> Iterator[ModuleType]:
             except ImportError as error:
                 if "no known parent package" not in str(error) or not _is_package(root):
                     raise
+                root = folder.resolve()
                 while _is_package(root):
                     root = root.parent
                 sys.path.insert(0, str(root))
-                parts = path.with_suffix("").relative_to(root).parts
+                parts = (folder.resolve() / path.stem).relative_to(root).parts
                 module = importlib.import_module(".".join(parts))
         except (Exception, SystemExit) as error:  # the user's file may raise anything
             raise BadInput(
@@ -57,20 +58,31 @@ def import_file(path: Path) -> Iterator[ModuleType]:
             ) from error
         yield module
     finally:
-        for name in set(sys.modules) - set(modules_before):
-            file = getattr(sys.modules[name], "__file__", None)
-            if (
-                file is not None
-                and root in Path(file).parents
-                and (root != path.parent or ("." not in name and Path(file).parent == root))
-            ):
-                del sys.modules[name]
+        # What a package imports from other folders stays, and so does an installed package:
+        # extension modules such as PyTorch's cannot be imported twice.
+        package_root = root if root != folder and str(root) not in path_before else None
+        new = set(sys.modules) - set(modules_before)
+        for name in [name for name in new if _is_neighbour(name, folder, package_root)]:
+            del sys.modules[name]
         if path.stem in modules_before:
             sys.modules[path.stem] = modules_before[path.stem]
         with contextlib.suppress(ValueError):
-            sys.path.remove(str(path.parent))
-        if root != path.parent:
-            sys.path.remove(str(root))
+            sys.path.remove(str(folder))
+        if root != folder:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(str(root))
+
+
+def _is_neighbour(name: str, folder: Path, package_root: Path | None) -> bool:
+    """Whether a module is in ``folder``, or in ``package_root`` or a package there."""
+    top = name.partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if file is None:
+        return False
+    parent = Path(file).parent
+    if package_root is not None and parent in (package_root, package_root / top):
+        return True
+    return name == top and parent == folder and Path(file).stem != "__init__"
 
 
 def _is_package(folder: Path) -> bool:

@@ -153,8 +153,17 @@ def test_a_name_that_is_multiplied_or_compared_is_a_number(tmp_path: Path) -> No
         "def attention(Q, K, V, M, S, BLOCK: tl.constexpr):\n"
         "    i = tl.arange(0, BLOCK)\n"
         "    tl.store(M + i, tl.load(Q + i) * tl.load(K + i) + tl.load(V + i) * S)\n"
+        "@triton.jit\n"
+        "def reused(X, Y, b, N, BLOCK: tl.constexpr):\n"
+        "    i = tl.arange(0, BLOCK)\n"
+        "    X = X + i\n"
+        "    X = tl.load(X)\n"
+        "    if b != None and N % 2:\n"
+        "        X += tl.load(b + i)\n"
+        "    tl.store(Y + i, 2 * X, mask=i < N)\n"
     )
-    for name, numbers in (("product", {"M", "N", "K", "lo"}), ("attention", {"S"})):
+    cases = {"product": {"M", "N", "K", "lo"}, "attention": {"S"}, "reused": {"N"}}
+    for name, numbers in cases.items():
         args = template_of_triton(triton, path, name).launch.args
         assert {a.name for a in args if isinstance(a, Scalar)} == numbers
 

@@ -282,3 +282,27 @@ def test_a_file_of_a_package_may_import_its_neighbours(tmp_path: Path) -> None:
     Path(inner, "__init__.py").unlink()
     with pytest.raises(BadInput, match="no known parent package"):
         compile_triton(path, "doubled", LaunchSpec.parse({"args": args}, "doubled"), "sm_80")
+
+
+def test_what_a_package_imports_from_other_folders_stays_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Extension modules such as PyTorch's cannot be imported twice; projects hold environments."""
+    packages = tmp_path / ".venv" / "site-packages"
+    for package in (tmp_path / "own_package", packages / "installed", packages / "its_library"):
+        package.mkdir(parents=True)
+        Path(package, "__init__.py").touch()
+        Path(package, "sizes.py").write_text("SIZE = 4\n")
+        Path(package, "kernels.py").write_text("import its_library\nfrom .sizes import SIZE\n")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.chdir(tmp_path / "own_package")
+    before = set(sys.modules)
+    for path in (Path("kernels.py"), packages / "installed" / "kernels.py"):
+        with kernel_file.import_file(path) as loaded:
+            assert loaded.SIZE == 4
+    installed = {"installed", "installed.kernels", "installed.sizes", "its_library"}
+    try:
+        assert set(sys.modules) - before == installed
+    finally:
+        for name in installed:
+            sys.modules.pop(name, None)
