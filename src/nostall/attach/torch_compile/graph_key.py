@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nostall.attach.torch_compile.options import Options
 from nostall.attach.torch_compile.store.kernel_store import code_version
-from nostall.fusion.products.rules import allows_tf32
+from nostall.fusion.products.precision import allows_tf32
 
 
 def unsupported_reason(module: GraphModule, inputs: Sequence[Any]) -> str | None:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Node as FxNode
 
 from nostall.fusion.codegen.tiling.product_config import DTYPE_BYTES
 from nostall.fusion.graph.graph import MAX_ELEMENTS
 from nostall.fusion.graph.shapes import span
+from nostall.fusion.products.precision import allows_tf32
 
 ADDED, PLAIN = "aten.addmm.default", "aten.mm.default"
 """The ATen calls that are products: with a tensor that is added to the sums, and without."""
@@ -70,14 +70,6 @@ def _is_countable(call: ProductCall) -> bool:
         0 < math.prod(v.shape) <= MAX_ELEMENTS and span(v.shape, v.stride()) <= MAX_ELEMENTS
         for v in call.values
     )
-
-
-def allows_tf32() -> bool:
-    """Whether PyTorch's flags let products of fp32 round their operands to TF32."""
-    try:
-        return bool(torch.backends.cuda.matmul.allow_tf32)
-    except RuntimeError:  # the newer flag is set to a value that the older one cannot express
-        return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
 
 
 RULES: Sequence[tuple[Callable[[ProductCall], bool], str]] = (
