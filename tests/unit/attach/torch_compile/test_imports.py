@@ -14,8 +14,6 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = """
 import json, sys
 import torch
@@ -75,6 +73,7 @@ FASTER = {
 SLOWER = {**FASTER, "nostall.fallback": "eager", "seconds": 2.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "version", "needed"),
     [
