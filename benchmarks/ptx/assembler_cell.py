@@ -17,7 +17,7 @@ from benchmarks.ptx.spike_peer import run_spike
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.search import Anneal, Sip
-from nostall.search.evolution.random_orders import best_of_portfolio
+from nostall.search.orders.random_orders import best_of_portfolio
 from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
 from nostall.tuning.assembler.objective import count_dropped
 from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild

@@ -25,16 +25,16 @@ from nostall.core import BadInput, Space
 from nostall.core.space import M, S, Tags
 from nostall.ptx.schedule.levers import LEVERS, lever_value, with_lever
 from nostall.ptx.schedule.state import PtxState
-from nostall.search.evolution.operators import MOVE_COUNTS, Operator, Proposal, ReorderSpace
-from nostall.search.evolution.pipeline import Pipeline
-from nostall.search.evolution.random_orders import (
+from nostall.search.loop import Point, Task
+from nostall.search.orders.operators import MOVE_COUNTS, Operator, Proposal, ReorderSpace
+from nostall.search.orders.pipeline import Pipeline
+from nostall.search.orders.random_orders import (
     Generation,
     Member,
     Population,
     RandomOrders,
     Ticket,
 )
-from nostall.search.loop import Point, Task
 from nostall.tuning.assembler.space import AssemblerSpace
 
 SIGMAS = (1.0, 3.0, 8.0, 20.0)

@@ -42,8 +42,8 @@ from benchmarks.sass.compiler_baseline import load as load_baselines
 from benchmarks.sass.compiler_baseline import try_build
 from nostall.core import Search
 from nostall.gpu import Kernel, LocalGpu, MeasurementPlan
-from nostall.search.evolution.operators import GIVEN, Proposal
-from nostall.search.evolution.random_orders import RandomOrders
+from nostall.search.orders.operators import GIVEN, Proposal
+from nostall.search.orders.random_orders import RandomOrders
 from nostall.tuning.assembler.candidate import build_proposal
 from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
 from nostall.tuning.settings import ASSEMBLER_TIMING, Settings

@@ -11,7 +11,7 @@ from pathlib import Path
 from nostall.core import BadInput, Search
 from nostall.core.text.suggest import unknown
 from nostall.search import make, strategies
-from nostall.search.evolution.random_orders import RandomOrders
+from nostall.search.orders.random_orders import RandomOrders
 
 ASSEMBLER = "assembler"
 """Strategy that searches what ptxas is given; its states are PTX programs."""

@@ -19,7 +19,7 @@ from benchmarks.ptx.evolution import (
 from nostall.core import BadInput, Budget
 from nostall.ptx.schedule.levers import NO_LEVERS
 from nostall.ptx.schedule.state import PtxState
-from nostall.search.evolution.random_orders import finalists
+from nostall.search.orders.random_orders import finalists
 from nostall.testing import Disorder, Permutations, check_search
 from nostall.tuning.assembler.space import AssemblerSpace
 from tests.unit.ptx.schedule.test_space import space as ptx_space

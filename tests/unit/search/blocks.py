@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from nostall.core import Measurement
-from nostall.search.evolution.operators import GIVEN, Proposal
-from nostall.search.evolution.pipeline import Finished
+from nostall.search.orders.operators import GIVEN, Proposal
+from nostall.search.orders.pipeline import Finished
 from nostall.testing import Disorder, Permutations
 
 Order = tuple[int, ...]

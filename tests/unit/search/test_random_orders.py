@@ -7,9 +7,9 @@ import math
 import pytest
 
 from nostall.core import BadInput, Budget
-from nostall.search.evolution.operators import GIVEN, PortfolioSpace, Proposal
-from nostall.search.evolution.pipeline import Pipeline
-from nostall.search.evolution.random_orders import Member, Population, RandomOrders, finalists
+from nostall.search.orders.operators import GIVEN, PortfolioSpace, Proposal
+from nostall.search.orders.pipeline import Pipeline
+from nostall.search.orders.random_orders import Member, Population, RandomOrders, finalists
 from tests.unit.search.blocks import Backwards, Blocks, Order
 
 

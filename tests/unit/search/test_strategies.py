@@ -22,8 +22,8 @@ from nostall.core import (
 )
 from nostall.search import Anneal, RandomSearch, Sip, make, strategies
 from nostall.search.anneal import Memo
-from nostall.search.evolution.random_orders import RandomOrders
 from nostall.search.loop import draw_legal
+from nostall.search.orders.random_orders import RandomOrders
 from nostall.testing import (
     Disorder,
     Permutations,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nostall.core import BadInput
-from nostall.search.evolution.random_orders import RandomOrders
+from nostall.search.orders.random_orders import RandomOrders
 from nostall.tuning.strategies import check_choice, complete_choice, make_strategy
 
 

@@ -136,11 +136,11 @@ class Borders:
         self.closing: int | None = None
         """The optimiser whose step ends a period."""
         self.changes = 0
-        """How often another optimiser became the closing one, or another kind of event."""
+        """How many times another optimiser, or another kind of event, began to end periods."""
         self.change = "other optimisers step"
         """What the last change was."""
         self.found = ""
-        """What a step is, in words, where no optimiser ends it."""
+        """Description of a step that no optimiser ends."""
         self.modules: list[Any] = []
         """The modules whose calls end the steps; empty where others do."""
         self._counts: dict[int, int] = {}

@@ -67,7 +67,7 @@ class Rollout:
 
     @property
     def text(self) -> str:
-        """The text that :meth:`parse` reads."""
+        """PROMPTSxSAMPLES@SHARED+NEW[/SYSTEM], which :meth:`parse` reads."""
         system = f"/{self.system}" if self.system else ""
         return f"{self.prompts}x{self.samples}@{self.shared}+{self.new}{system}"
 

@@ -1,9 +1,10 @@
-"""Is a loss the mean, or the sum, of those of parts of a batch?  Ranks and micro-batches train on
-parts, so a loss that divides by what depends on the samples is another one there.
+"""Check that the loss of a batch is the mean, or the sum, of the losses of its parts.
 
-Class weights, ignored labels and masks do this.  The example batch may have none of them, so probes
-put values into its targets that losses leave out, and :func:`refuse_uneven` looks for these values
-in later batches.
+Ranks and micro-batches train on parts of a batch.  A loss that divides by a number that depends on
+the samples, such as the number of labels that count, has other gradients there.  Class weights,
+ignored labels and masks do this.  The example batch may have none of them, so probes put values
+into its targets that losses leave out, and :func:`refuse_uneven` looks for these values in later
+batches.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ def preserved(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
 
 
 class _Parts:
+    """The comparison of one job's loss with those of parts of its example batch."""
+
     def __init__(self, job: Job, samples: int, device: torch.device, dtype: torch.dtype) -> None:
         self.job, self.samples, self.device = job, samples, device
         self.allowed = max(MIN_TOLERANCE, 8 * torch.finfo(dtype).eps)
@@ -263,7 +266,7 @@ def _has(leaf: torch.Tensor, value: float) -> torch.Tensor:
 
 
 def _loss(evaluate: Evaluate, leaves: list[Any], part: range) -> torch.Tensor | None:
-    """The loss of a part; None if it cannot be taken."""
+    """The loss of some samples; None if the loss function raises."""
     try:
         return evaluate(leaves, part)
     except Exception:  # results whose first dimension is not that of samples, labels out of range

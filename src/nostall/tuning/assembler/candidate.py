@@ -14,7 +14,7 @@ from nostall.sass import validate
 from nostall.sass.binary.code_hash import code_sha256, rename_kernel
 from nostall.sass.safety.dependent_launch import check_wait
 from nostall.sass.schedule.dependent_wait import sink_wait
-from nostall.search.evolution.operators import GIVEN, Proposal
+from nostall.search.orders.operators import GIVEN, Proposal
 
 CandidateStatus = BuildStatus | Literal["no change", "unreadable", "early access"]
 """As :data:`BuildStatus`, and:

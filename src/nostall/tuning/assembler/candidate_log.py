@@ -11,7 +11,7 @@ from typing import Any
 
 from nostall.core import BadRun, Checkpoint, Trial
 from nostall.ptx.schedule.state import PtxState
-from nostall.search.evolution.operators import GIVEN, Proposal
+from nostall.search.orders.operators import GIVEN, Proposal
 from nostall.tuning.assembler.candidate import Candidate
 
 CANDIDATES_FILE = "candidates.jsonl.gz"

@@ -24,7 +24,7 @@ from nostall.ptx.schedule.levers import Levers
 from nostall.ptx.schedule.state import PtxState
 from nostall.sass import Program, verify
 from nostall.sass.schedule import ScheduleSpace
-from nostall.search.evolution.random_orders import best_of_portfolio, finalists
+from nostall.search.orders.random_orders import best_of_portfolio, finalists
 from nostall.tuning.assembler.ablation import ablate
 from nostall.tuning.assembler.candidate import Candidate, build_proposal
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog

@@ -20,8 +20,8 @@ from nostall.core.errors import ContractBroken
 from nostall.core.measurement import Kind
 from nostall.gpu import AsyncDevice, Device, Outcome, PendingOutcome
 from nostall.ptx.schedule.state import PtxState
-from nostall.search.evolution.operators import GIVEN, Proposal
-from nostall.search.evolution.pipeline import Finished
+from nostall.search.orders.operators import GIVEN, Proposal
+from nostall.search.orders.pipeline import Finished
 from nostall.tuning.assembler.candidate import Candidate, build_proposal, find_hazards
 
 _QUEUED_PER_WORKER = 2
@@ -76,7 +76,7 @@ class _Job:
 
 
 class AssemblerObjective(Objective[PtxState]):
-    """Seconds per launch of a state; a :class:`~nostall.search.evolution.pipeline.Pipeline`.
+    """Seconds per launch of a state; a :class:`~nostall.search.orders.pipeline.Pipeline`.
 
     The value is the original's time at the start of the search, times the median ratio candidate /
     original of interleaved pairs.  Outputs are compared with the original's before each timing.

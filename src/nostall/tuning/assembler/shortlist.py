@@ -17,7 +17,7 @@ import numpy as np
 
 from nostall.core import Budget, LaunchSpec, Run
 from nostall.ptx.schedule.state import PtxState
-from nostall.search.evolution.operators import GIVEN, SIGMAS, Proposal
+from nostall.search.orders.operators import GIVEN, SIGMAS, Proposal
 from nostall.tuning.assembler.candidate import Candidate, build_proposal, find_hazards
 from nostall.tuning.assembler.description import describe_resources
 from nostall.tuning.assembler.job import Setup

@@ -19,7 +19,7 @@ from nostall.core.errors import BadBinary
 from nostall.ptx.assemble.builder import Builder, BuildSpec
 from nostall.ptx.assemble.pool import BuildPool
 from nostall.ptx.schedule.state import PtxState
-from nostall.search.evolution.operators import SIGMAS
+from nostall.search.orders.operators import SIGMAS
 from nostall.tuning.assembler.candidate import Candidate, build_state, hazards
 from nostall.tuning.assembler.space import AssemblerSpace
 from nostall.tuning.regress.losses import Loss, excess, is_recovered

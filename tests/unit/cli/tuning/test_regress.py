@@ -18,7 +18,7 @@ from nostall.core import BadInput
 from nostall.core.errors import MissingPart
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers, version_numbers
-from nostall.search.evolution.random_orders import RandomOrders
+from nostall.search.orders.random_orders import RandomOrders
 from nostall.store import Store
 from nostall.tuning.assembler.job import tune_assembler
 from nostall.tuning.assembler.recipes.recipe import Recipe

@@ -23,7 +23,7 @@ from nostall.core import BadInput, BadRun, LaunchSpec, Search
 from nostall.gpu import Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.report.units import Scale
-from nostall.search.evolution.random_orders import RandomOrders
+from nostall.search.orders.random_orders import RandomOrders
 from nostall.store import Store
 from nostall.tuning.assembler import job, objective, shortlist
 from nostall.tuning.assembler.recipes import reverify

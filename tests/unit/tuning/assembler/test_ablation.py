@@ -12,7 +12,7 @@ import pytest
 from nostall.core import Run
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.report.tune.page import write_report
-from nostall.search.evolution.random_orders import RandomOrders
+from nostall.search.orders.random_orders import RandomOrders
 from nostall.tuning.assembler.ablation import MAX_PAIRS, ablate
 from nostall.tuning.assembler.job import tune_assembler
 from nostall.tuning.assembler.objective import AssemblerObjective

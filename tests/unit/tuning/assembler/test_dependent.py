@@ -15,7 +15,7 @@ from nostall.gpu import Device, Kernel, MeasurementPlan
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.ptx.schedule.state import PtxState
 from nostall.sass.safety.dependent_launch import check_wait
-from nostall.search.evolution.random_orders import RandomOrders
+from nostall.search.orders.random_orders import RandomOrders
 from nostall.store import BadBundle, Store, bundle
 from nostall.tuning.assembler.job import Setup, tune_assembler
 from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild

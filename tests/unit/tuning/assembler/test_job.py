@@ -14,7 +14,7 @@ from nostall.core import BadInput, Run
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.ptx.schedule.state import PtxState
 from nostall.sass.binary.code_hash import code_sha256
-from nostall.search.evolution.random_orders import RandomOrders
+from nostall.search.orders.random_orders import RandomOrders
 from nostall.tuning.assembler.candidate_log import CANDIDATES_FILE, CandidateLog, read_candidates
 from nostall.tuning.assembler.job import Setup, open_setup, register_budgets, tune_assembler
 from nostall.tuning.assembler.objective import AssemblerObjective

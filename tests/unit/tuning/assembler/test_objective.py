@@ -9,8 +9,8 @@ import pytest
 from nostall.gpu import PendingOutcome
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
 from nostall.ptx.schedule.state import PtxState
-from nostall.search.evolution.operators import GIVEN, Operator, Proposal
-from nostall.search.evolution.pipeline import Finished, Pipeline
+from nostall.search.orders.operators import GIVEN, Operator, Proposal
+from nostall.search.orders.pipeline import Finished, Pipeline
 from nostall.tuning.assembler.candidate import find_hazards
 from nostall.tuning.assembler.job import Setup
 from nostall.tuning.assembler.objective import AssemblerObjective, idle_share

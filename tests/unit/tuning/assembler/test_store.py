@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
-from nostall.search.evolution.random_orders import RandomOrders
+from nostall.search.orders.random_orders import RandomOrders
 from nostall.store import BadBundle, Row, Store, bundle
 from nostall.store.artefacts import RECIPE, content_hash
 from nostall.store.repair import repair

@@ -1,9 +1,7 @@
-"""Categories of the events of Kineto traces, and what the reader does with each.
+"""Roles of trace events: what the reader does with each.
 
-Roles of the events of Chrome traces without categories, by the names of their lanes.
-
-JAX, TensorFlow and ROCm's profilers write no ``cat``; the names of a process and of a thread say
-what its events are.
+Kineto writes a category (``cat``) in each event.  JAX, TensorFlow and ROCm's profilers write none;
+the names of a process and of a thread say what its events are.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ def _lenient_metadata(fields: dict[str, Any]) -> Metadata:
 
 
 def _integer(value: object) -> int | None:
-    """A number that may be text; None for other values and for absurd numbers."""
+    """A whole number, also from text; None for other values and from 2^31 on."""
     try:
         number = int(value) if isinstance(value, int | float | str) else None
     except (ValueError, OverflowError):

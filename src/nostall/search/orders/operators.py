@@ -1,4 +1,4 @@
-"""Operators of the search over orders, and the spaces that offer more than single moves."""
+"""Proposals of the search over orders, how each was made, and the spaces that offer them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ from nostall.core import (
 )
 from nostall.core.search import Stop
 from nostall.core.space import M, S
-from nostall.search.evolution.operators import (
+from nostall.search.loop import Point, Task, begin, move_to, record_trial, run
+from nostall.search.orders.operators import (
     GIVEN,
     MOVE_COUNTS,
     Operator,
@@ -37,8 +38,7 @@ from nostall.search.evolution.operators import (
     Proposal,
     ReorderSpace,
 )
-from nostall.search.evolution.pipeline import Finished, Pipeline, Sequential
-from nostall.search.loop import Point, Task, begin, move_to, record_trial, run
+from nostall.search.orders.pipeline import Finished, Pipeline, Sequential
 
 MISSING_VALUE = 1e300
 """Value of a state that was dropped or failed; a checkpoint is JSON, which has no infinity."""

@@ -8,8 +8,8 @@ from typing import Generic, Protocol, runtime_checkable
 from nostall.core import ContractBroken, Measurement, Space
 from nostall.core.search import T
 from nostall.core.space import M, S
-from nostall.search.evolution.operators import Proposal
 from nostall.search.loop import Task
+from nostall.search.orders.operators import Proposal
 
 
 @dataclass(frozen=True, slots=True)

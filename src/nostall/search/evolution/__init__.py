@@ -1,1 +1,0 @@
-"""Evolutionary search: operators, a bandit that chooses them, a population, and the strategy."""

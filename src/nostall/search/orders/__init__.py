@@ -1,0 +1,1 @@
+"""Search over orders: proposals, pipelines of objectives, and the strategy of random orders."""
