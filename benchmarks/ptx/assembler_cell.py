@@ -14,11 +14,12 @@ import numpy as np
 from benchmarks.harness.comparison import comparison_record
 from benchmarks.ptx.evolution import Evolve
 from benchmarks.ptx.spike_peer import run_spike
+from nostall.core.search import SearchResult
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.sass.binary.code_hash import code_sha256
 from nostall.search import Anneal, Sip
 from nostall.search.orders.random_orders import best_of_portfolio
-from nostall.tuning.assembler.job import AssemblerJob, Setup, open_setup
+from nostall.tuning.assembler.job import AssemblerJob, Setup, Winner, open_setup
 from nostall.tuning.assembler.objective import count_dropped
 from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
 from nostall.tuning.gpu_objective import Decision, decide, race_states
@@ -129,20 +130,13 @@ def _assembler(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
         result, winner = job.run_stages(
             ABLATIONS.get(cell.method) or make_strategy("assembler"), (), False
         )
-        states = best_of_portfolio(result.search, setup.space, _PORTFOLIO_FINALISTS)
-        start = setup.space.start()
-        ranked = race_states(job.objective, [start, *(s for s in states if s != start)])
-        portfolio = ranked[0] if ranked else start
-        b_cubin = source.cubin if portfolio == start else job.objective.candidate(portfolio).cubin
         record = _search_record(setup, job, result.search.seconds)
-    b = None if portfolio == start else _decide(cell, gpu, b_cubin)
-    b_settings = {} if portfolio == start else _settings(portfolio)
+        over_a = comparison_record(result.decision)
+        portfolio = over_portfolio(cell, setup, job, gpu, result.search, winner, over_a)
     record |= {
         "original_us": result.search.start_measurement.value * 1e6,
-        "over_a": comparison_record(result.decision),
-        "portfolio": comparison_record(b),
-        "portfolio_state": b_settings,
-        "over_b": None,
+        "over_a": over_a,
+        **portfolio,
     }
     record["search"] |= job.describe(result, winner)
     if isinstance(result.recipe, Recipe) and source.ptx is not None:
@@ -156,12 +150,33 @@ def _assembler(cell: Cell, source: Source, gpu: Device) -> dict[str, Any]:
         made = winner.candidate.cubin
         moved = winner.schedule is not None
         record["native"] = _over_b(cell, source, made, winner.cubin) if moved else None
-    if winner is not None:
-        is_b = b is not None and b.faster
-        record["over_b"] = (
-            _over_b(cell, source, b_cubin, winner.cubin) if is_b else record["over_a"]
-        )
     return record
+
+
+def over_portfolio(
+    cell: Cell, setup: Setup, job: AssemblerJob, gpu: Device, search: SearchResult[Any],
+    winner: Winner | None, over_a: Mapping[str, Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Baseline (b), which is the best of the portfolio's states, and the winner over it.
+
+    Each comparison is a fresh process, with a null.
+    """
+    states = best_of_portfolio(search, setup.space, _PORTFOLIO_FINALISTS)
+    start = setup.space.start()
+    ranked = race_states(job.objective, [start, *(s for s in states if s != start)])
+    best = ranked[0] if ranked else start
+    if best == start:
+        return {"portfolio": None, "portfolio_state": {}, "over_b": over_a if winner else None}
+    cubin = job.objective.candidate(best).cubin
+    decision = _decide(cell, gpu, cubin)
+    over = over_a
+    if winner is not None and decision is not None and decision.faster:
+        over = _over_b(cell, setup.source, cubin, winner.cubin)
+    return {
+        "portfolio": comparison_record(decision),
+        "portfolio_state": _settings(best),
+        "over_b": over if winner else None,
+    }
 
 
 def _search_record(setup: Setup, job: AssemblerJob, seconds: float) -> dict[str, Any]:

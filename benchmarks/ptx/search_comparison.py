@@ -11,6 +11,10 @@ timed in the same call, is the start of all strategies, which take turns: the fi
 kernels is the last one of the next pair.  A strategy's winner is compared with the start in a fresh
 process, interleaved with the start again (null).  No native instructions are moved.  Each (kernel,
 strategy, seed) is one record, written when it is done; a second run measures only missing ones.
+
+``--portfolio`` also compares with baseline (b): the fastest names, register budgets, options and
+versions of ptxas in the compiler's order, so that a ratio over (b) is that of the order alone.
+``--suite unseen`` has the unseen kernels only, ``--suite published`` the shapes of the suite.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from benchmarks.harness.comparison import comparison_record
 from benchmarks.kernels.new_projects.entries import PROJECTS, new_project_entries
 from benchmarks.kernels.suite import Entry, entries
 from benchmarks.kernels.unseen import unseen_entries
-from benchmarks.ptx.assembler_cell import Baseline, Cell, OpenDevice
+from benchmarks.ptx.assembler_cell import Baseline, Cell, OpenDevice, over_portfolio
 from benchmarks.ptx.assembler_suite import ResultFile, fastest_build, tried_options
 from benchmarks.ptx.evolution import Evolve
 from benchmarks.sass.build_comparison import ProcessTimer
@@ -100,6 +104,14 @@ def comparison_entries() -> tuple[Entry, ...]:
     return tuple(entry for pair in pairs for entry in pair if entry is not None)
 
 
+def suite_entries(suite: str) -> tuple[Entry, ...]:
+    """Kernels of ``--suite``: those of the comparison, its unseen ones, or the published suite."""
+    if suite == "published":
+        return tuple(entry for entry in entries() if entry.options)
+    unseen = suite == "unseen"
+    return tuple(e for e in comparison_entries() if not unseen or e.kernel in PROJECTS)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a call measures."""
@@ -116,6 +128,8 @@ class Plan:
     open: OpenDevice = LocalGpu
     evaluations: int | None = None
     """Limit in place of the seconds."""
+    portfolio: bool = False
+    """Also compare with the fastest settings in the compiler's order."""
 
 
 @dataclass(frozen=True)
@@ -266,10 +280,15 @@ def search(plan: Plan, name: str, setup: Setup, gpu: Any) -> dict[str, Any]:
     job = AssemblerJob(setup, settings, gpu, None)
     result, winner = job.run_stages(STRATEGIES[name], (), False)
     over = comparison_record(result.decision)
+    portfolio = {}
+    if plan.portfolio:
+        cell = Cell("", name, plan.seed, plan.seconds, plan.checks, open=plan.open)
+        portfolio = over_portfolio(cell, setup, job, gpu, result.search, winner, over)
     return {
         "original_us": result.search.start_measurement.value * 1e6,
         "over_a": over,
         "deployed": over["ratio"] if over and over["verdict"] == "faster" else 1.0,
+        **portfolio,
         "outputs": result.decision.outcome.status if result.decision else None,
         "counts": dict(job.objective.outcome_counts),
         "search": {
@@ -399,6 +418,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds-per-search", type=float, default=8.0)
     parser.add_argument("--strategies", nargs="*", default=list(STRATEGIES), choices=STRATEGIES)
     parser.add_argument("--kernels", nargs="*", default=["*"], help="only these (patterns)")
+    parser.add_argument(
+        "--suite", choices=("comparison", "unseen", "published"), default="comparison"
+    )
+    parser.add_argument("--portfolio", action="store_true", help="compare with baseline (b), too")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1])
     parser.add_argument("--budget-s", type=float, default=540.0, help="end after so many seconds")
     parser.add_argument("--checks", type=int, default=6, help="inputs of a comparison")
@@ -411,7 +434,7 @@ def main(options: argparse.Namespace) -> None:
     until = monotonic() + options.budget_s
     chosen = tuple(
         entry
-        for entry in comparison_entries()
+        for entry in suite_entries(options.suite)
         if any(fnmatch(entry.name, pattern) for pattern in options.kernels)
     )
     committed = load_baselines(options.baseline)
@@ -427,6 +450,7 @@ def main(options: argparse.Namespace) -> None:
             options.checks,
             options.workers,
             options.compilers,
+            portfolio=options.portfolio,
         )
         run(plan, tried, results)
     print("\n".join(table(results.records)))

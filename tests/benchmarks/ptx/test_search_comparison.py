@@ -64,10 +64,13 @@ def test_both_strategies_get_a_record_and_a_second_call_measures_nothing(
     prepared = Prepared(Baseline(source, ()), stack.enter_context(open_setup(source)), stack)
     assert missing_strategies(plan, 2, entry, results) == ["random", "evolution"]
     with stack:
-        compare(plan, entry, prepared, ["evolution", "random"], results)
+        both = ["evolution", "random"]
+        compare(replace(plan, portfolio=True), entry, prepared, both, results)
     evolution, random = ResultFile(tmp_path / "out.json").records
     assert evolution["method"] == "evolution" and evolution["over_a"]["verdict"] == "faster"
     assert random["deployed"] > 1 and random["search"]["winner"]["levers"]
+    assert random["portfolio"]["verdict"] == "faster" and random["portfolio_state"]
+    assert random["over_b"]["verdict"] == "faster"
     assert missing_strategies(plan, 0, entry, results) == []
     text = "\n".join(table(results.records))
     assert "evolution over random" in text
