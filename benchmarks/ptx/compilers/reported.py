@@ -158,6 +158,7 @@ def run_report(name: str, found: Sequence[Assembler], options: argparse.Namespac
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ptxas", type=Path, required=True, help="folder of VERSION/bin/ptxas")
     parser.add_argument("--older-triton", type=Path, help="folder of an older Triton package")
+    parser.add_argument("--kernels", nargs="*", default=list(REPORTS), choices=REPORTS)
     parser.add_argument("--candidates", type=int, default=40, help="of the static search")
     parser.add_argument("--gpu", action="store_true", help="also time and search on the GPU")
     parser.add_argument("--seconds", type=float, default=30.0, help="of a search on the GPU")
@@ -169,7 +170,7 @@ def main(options: argparse.Namespace) -> int:
     found = [Assembler.of(path) for path in options.ptxas.absolute().glob("*/bin/ptxas")]
     found.sort(key=lambda assembler: version_numbers(assembler.version))
     rows: dict[str, Row] = load(options.out)["rows"] if options.out.is_file() else {}
-    for name in REPORTS:
+    for name in options.kernels:
         try:
             rows[name] = run_report(name, found, options, rows.get(name, {}))
         except NostallError as error:
