@@ -22,7 +22,7 @@ from benchmarks.optimizing.page import FILE as PROGRAMS
 from benchmarks.optimizing.page import in_turns, ratios_over
 from benchmarks.optimizing.whole_programs import AS_WRITTEN, BEST
 from benchmarks.ptx.page import all_rows
-from benchmarks.ptx.page_sections import COMPARISON, DEFAULT
+from benchmarks.ptx.page_sections import UNSEEN_KERNELS
 from benchmarks.sass.pages.suite_section import deployed as deployed_schedules
 from benchmarks.serving.page import linear_ratios
 from benchmarks.serving.pages.attention import batch_times
@@ -165,8 +165,8 @@ def by_kernel(rows: Sequence[Row]) -> dict[str, float]:
 
 def users_kernels() -> Headline:
     """Kernels of users that nothing was developed with, beside all their configurations."""
-    content = load(COMPARISON)
-    rows = [r for r in content["records"] if r["method"] == DEFAULT and r["unseen"]]
+    content = load(UNSEEN_KERNELS)
+    rows = content["records"]
     wgmma = geometric_mean(r["deployed"] for r in rows if r["instructions"] == "wgmma")
     *others, _ = sorted(r["deployed"] for r in rows)
     return Headline(
@@ -174,7 +174,7 @@ def users_kernels() -> Headline:
         tuple(r["deployed"] for r in rows), "unseen kernels",
         " and ".join(sorted({r["gpu"]["gpu"].removeprefix("NVIDIA ") for r in rows})), day(content),
         f"with wgmma: {wgmma:.3f}; without the best: {geometric_mean(others):.3f}",
-        "assembler.md", (COMPARISON,), ("ptx", "search", "tuning/assembler"), 3,
+        "assembler.md", (UNSEEN_KERNELS,), ("ptx", "search", "tuning/assembler"), 3,
         "users' kernels / their configurations",
     )  # fmt: skip
 

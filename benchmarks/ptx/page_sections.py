@@ -29,8 +29,8 @@ TIMES = results("ptx") / "regression_times.json.gz"
 FREEDOM = results("ptx") / "freedom.json"
 CONVERSIONS = results("ptx") / "conversions.json"
 COMPARISON = results("ptx") / "search_comparison.json"
-DEFAULT = "random"
-"""The strategy of ``--strategy assembler``, by its name in the comparison."""
+UNSEEN_KERNELS = results("ptx") / "unseen_kernels.json"
+REPORTED = results("ptx") / "reported_regressions.json"
 _SHOWN_STALLS = 3
 """Stall reasons of a kernel: those that changed most."""
 PEERS = {
@@ -76,6 +76,8 @@ def sections(
         },
         "peers": _peers(*peers),
         "strategies": _strategies(),
+        "unseen": _unseen(),
+        "reported": _reported(),
         "regressions": _regressions(),
         "times": _regression_times(),
         "freedom": _freedom(),
@@ -145,21 +147,13 @@ def _peers(file: Path, records: Sequence[Row]) -> Row:
 
 
 def _strategies() -> Row:
-    """Searches in turn on each kernel, and what the default one gains on unseen kernels."""
+    """Searches in turn on each kernel."""
     records = load(COMPARISON)["records"]
     names = present_strategies(records)
     found = {(r["kernel"], r["method"]): r for r in records}
     means = list(mean_rows(records))
     everything = next(m for m in means if m["kernels"] == "all")
     paired = [r for r in records if all((r["kernel"], name) in found for name in names)]
-    new = [r for r in records if r["method"] == DEFAULT and r["unseen"]]
-    groups = {
-        "all": new,
-        "without the best": sorted(new, key=lambda r: r["deployed"])[:-1],
-        "with wgmma": [r for r in new if r["instructions"] == "wgmma"],
-        "with mma": [r for r in new if r["instructions"] == "mma"],
-        "without both": [r for r in new if r["instructions"] is None],
-    }
     timed = [
         f"{median(r['counts'].get('timed', 0) for r in paired if r['place'] == place):.0f}"
         for place in (0, len(names) - 1)
@@ -177,7 +171,6 @@ def _strategies() -> Row:
             for entry in comparison_entries()
             if any((entry.name, name) not in found for name in names)
         ),
-        "new_kernels": len(PROJECTS),
         "names": names,
         "rows": [
             {
@@ -190,20 +183,40 @@ def _strategies() -> Row:
             for r in paired
             if r["place"] == 0
         ],
-        "new_rows": [
+    }
+
+
+def _unseen() -> Row:
+    """What the default search gains on unseen kernels, and the order alone of it."""
+    content = load(UNSEEN_KERNELS)
+    new = content["records"]
+    groups = {
+        "all": new,
+        "without the best": sorted(new, key=lambda r: r["deployed"])[:-1],
+        "with wgmma": [r for r in new if r["instructions"] == "wgmma"],
+        "with mma": [r for r in new if r["instructions"] == "mma"],
+        "without both": [r for r in new if r["instructions"] is None],
+    }
+    return {
+        "file": UNSEEN_KERNELS,
+        "projects": len(PROJECTS),
+        "gpus": " and ".join(sorted({r["gpu"]["gpu"] for r in new})),
+        "day": content["date"][:10],
+        "seconds": new[0]["seconds_searched"],
+        "failures": ", ".join(f["kernel"].partition("-")[0] for f in content["failures"]),
+        "slower": [r["kernel"] for r in new if order_alone(r) < 1],
+        "rows": [
             {
                 **r,
                 "configurations": max(1, len(r["baseline"])),
                 "us": r["original_us"],
                 "low": (r["over_a"] or {}).get("low"),
                 "high": (r["over_a"] or {}).get("high"),
+                "order": order_alone(r),
             }
             for r in sorted(new, key=lambda r: (r["instructions"] or "~", -r["deployed"]))
         ],
-        "new_seconds": " or ".join(
-            f"{seconds:g}" for seconds in sorted({r["seconds_searched"] for r in new})
-        ),
-        "unseen": [
+        "groups": [
             {
                 "kernels": title,
                 "number": len(rows),
@@ -211,8 +224,36 @@ def _strategies() -> Row:
                 "best": max(r["deployed"] for r in rows),
                 "alike": sum(r["deployed"] == 1 for r in rows),
                 "slower": sum(r["deployed"] < 1 for r in rows),
+                "order": geometric_mean(map(order_alone, rows)),
             }
             for title, rows in groups.items()
+        ],
+    }
+
+
+def order_alone(record: Row) -> float:
+    """The result over baseline (b); 1 where no difference was shown."""
+    over = record["over_b"]
+    return 1.0 if over is None or over["verdict"] == "same" else float(over["ratio"])
+
+
+def _reported() -> Row:
+    """Kernels of public reports that were timed: what the newer binary costs, and what is back."""
+    found = load(REPORTED)
+    rows = {name: row for name, row in found["rows"].items() if "measured" in row}
+    return {
+        "file": REPORTED,
+        "gpus": " and ".join(sorted({row["measured"]["gpu"]["gpu"] for row in rows.values()})),
+        "kernels": len(found["rows"]),
+        "rows": [
+            {
+                "kernel": name,
+                "report": "{3}/{4}#{6}".format(*row["report"].split("/")),
+                "losses": ", ".join(loss["name"] for loss in row["case"]["losses"]) or "none",
+                **row["measured"],
+                "beside": (row["measured"]["found"] or {}).get("ratio"),
+            }
+            for name, row in rows.items()
         ],
     }
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.harness.result_file import load, save
+from benchmarks.harness.result_file import head, load, save
 from benchmarks.harness.schema import Instructions, Options
 from benchmarks.kernels.suite import Entry, build
 from benchmarks.ptx.compilers.regressions import assemble, searched
@@ -151,7 +151,8 @@ def run_report(name: str, found: Sequence[Assembler], options: argparse.Namespac
     if "case" not in row:
         row["case"] = searched(case, options.candidates)
     if options.gpu:
-        row["measured"] = measured(case, options.seconds)
+        made = {key: value for key, value in head().items() if key in ("date", "command")}
+        row["measured"] = {**made, **measured(case, options.seconds)}
     return row
 
 
