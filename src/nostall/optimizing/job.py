@@ -166,6 +166,7 @@ def optimize(
         except KeyboardInterrupt:  # while it ends, too
             result.interrupted = True
             result.notes.append(INTERRUPTED)
+            say("interrupted; the program ends at its next step, or at once with Ctrl-C again")
             program.end(exits=True)
         except ProgramEnded as end:
             explain_end(program, end, result, runs_on=options.run_to_end, step=options.step)

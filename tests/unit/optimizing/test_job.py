@@ -232,6 +232,7 @@ class Ending(Answers):
     events: Sequence[Any] = ()
     exit_code = 0
     process, was_killed, was_ended = SimpleNamespace(returncode=0), False, True
+    was_interrupted = hears_ctrl_c = False
 
     def __init__(self, *_: Any) -> None:
         super().__init__({**facts().raw, "main_thread": True})

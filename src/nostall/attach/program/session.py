@@ -181,6 +181,9 @@ class Session:
         self._busy = True
         try:
             self._border()
+        except KeyboardInterrupt:
+            self._obey_end()
+            raise
         except Exception as error:  # any error: the program runs on, as it was
             self._give_up(f"{type(error).__name__}: {error}")
         finally:
@@ -259,7 +262,7 @@ class Session:
             self.losses.install(sys.modules["torch"].nn.functional)
             self.attention.install(sys.modules["torch"].nn.functional)
             for number, switch in enumerate(self.switches):
-                switch.number = number
+                switch.number, switch.obey_end = number, self._obey_end
                 switch.eager = self.segments.timed("forward", switch.eager)
 
     def _watch(self, step: Step, now: float) -> None:
@@ -571,7 +574,7 @@ class Session:
             raise SystemExit(0)
 
     def _obey_end(self) -> None:
-        """After giving up, the end is the only order that is obeyed."""
+        """After giving up, and when interrupted, the end is the only order that is obeyed."""
         order = self.channel.new_order()
         if order is not None and order["do"] == "end":
             self._end({**order, "arm": ()})
