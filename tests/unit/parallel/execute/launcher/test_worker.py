@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from nostall.parallel.execute.run_config import RunConfig  # noqa: E402
+from nostall.parallel.execute.run_config import RunConfig
 
 WAITS = """
 import datetime, runpy, torch.distributed
