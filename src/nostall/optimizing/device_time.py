@@ -21,6 +21,8 @@ OPTIMIZER = "Optimizer.step#"
 UNFUSED_ATTENTION = {"aten::_softmax", "aten::bmm"}
 """Operators of attention that ``torch.compile`` can replace by one kernel."""
 CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution")
+RECOMPUTED = ("CheckpointFunction", "CheckpointFunctionBackward")
+"""Of ``torch.utils.checkpoint`` with ``use_reentrant=True``, which repeats a whole forward pass."""
 RECURRENT = ("aten::_cudnn_rnn", "aten::lstm", "aten::gru")
 
 
@@ -123,7 +125,9 @@ def _obstacle(operators: set[str], unaligned: str) -> str:
         return "attention of single operators can become one kernel"
     if not operators.isdisjoint(RECURRENT):
         return "recurrent layers can run by another algorithm"
-    return f"a compiler pads the product {unaligned}" if unaligned else ""
+    if not operators.isdisjoint(RECOMPUTED):
+        return "a compiler leaves products of recomputed activations out"
+    return f"a compiler pads or fuses the product {unaligned}" if unaligned else ""
 
 
 def traced(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,10 @@ class Facts:
         if "busy" not in trace or not (compiles or optimizes):
             return None
         name = "both" if compiles and optimizes else "compile" if compiles else "optimizer"
-        reading = 0.0 if self.raw["loader"].get("workers") else median(self.raw["parts"]["loader"])
+        loader = self.raw["loader"]
+        # A loader that fills memory of the GPU waits for it, which gets shorter.
+        is_own = not (loader.get("workers") or loader.get("on_gpu"))
+        reading = median(self.raw["parts"]["loader"]) if is_own else 0.0
         return max(float(trace[f"without_{name}"]), reading) or None
 
     def no_bound(self, *parts: str) -> str:
@@ -517,6 +520,18 @@ def _advice(facts: Facts) -> list[Level]:
         reason = "advice: `nostall characterize` of a trace shows what is exposed"
         advice.append(Level("communication", f"{world} ranks", None, None, reason))
     return advice
+
+
+def bounds_at(facts: Facts, seconds: float) -> dict[str, Level]:
+    """The levels that can be tried, by name, where a step of the original takes ``seconds``.
+
+    A host that runs faster than in the watch reads its data faster, too.
+    """
+    raw = facts.raw
+    speed = min(1.0, seconds / raw["mean_seconds"])
+    parts = {**raw["parts"], "loader": [speed * part for part in raw["parts"]["loader"]]}
+    found = diagnose(Facts({**raw, "mean_seconds": seconds, "parts": parts}))
+    return {level.name: level for level in found if level.change}
 
 
 def bound_over(gain: float, bound: float | None) -> float | None:

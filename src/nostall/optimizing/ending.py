@@ -59,16 +59,21 @@ def explain_end(
 def note_end(program: Program, result: Result) -> None:
     """Say how the program ended, and which of its files may be incomplete."""
     code = program.process.returncode
-    if program.was_killed:
+    if program.was_killed and not program.hears_ctrl_c:
         result.notes.append(
-            "the program outlived its last step by 10 s (a thread, a child, `except:` or a "
-            "compilation), so its process group was ended"
+            f"the program outlived {'its last step' if program.was_ended else 'an interrupt'} by "
+            "10 s (a thread, a child or `except:`), so its process group was ended"
+        )
+    elif program.was_interrupted and not program.was_ended:
+        result.notes.append(
+            "the program came to no step within 10 s, so it was interrupted as by Ctrl-C"
         )
     elif code and not result.interrupted:
         after = " after its last step" if program.was_ended else ""
         by = f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exit code {code}"
         result.notes.append(f"the program ended with {by}{after}")
-    if result.files and program.was_ended:
+    is_cut = program.was_ended or program.was_interrupted or program.was_killed
+    if result.files and is_cut:
         more = f" and {len(result.files) - 1} more" if len(result.files) > 1 else ""
         result.notes.append(
             "the program was ended before its own end; these files changed while it ran, and are "

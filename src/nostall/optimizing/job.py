@@ -28,6 +28,7 @@ from nostall.optimizing.diagnosis import (
     Level,
     as_planned,
     bound_over,
+    bounds_at,
     certificate,
     diagnose,
     with_bound,
@@ -165,6 +166,7 @@ def optimize(
         except KeyboardInterrupt:  # while it ends, too
             result.interrupted = True
             result.notes.append(INTERRUPTED)
+            say("interrupted; the program ends at its next step, or at once with Ctrl-C again")
             program.end(exits=True)
         except ProgramEnded as end:
             explain_end(program, end, result, runs_on=options.run_to_end, step=options.step)
@@ -286,15 +288,15 @@ class _Job:
         self.changes: list[Mapping[str, str]] = []
         self.plan: Mapping[str, float] = {}
         """Levels of a recorded run in their order, with the minutes that were expected."""
-        self.step_seconds = 0.0
-        """Of the original, as last measured."""
+        self.step_seconds = self.original_seconds = 0.0
+        """As last measured: with what is kept, and without any change."""
 
     def watch(self) -> None:
         """Wait until enough steps were seen."""
         self.facts = self.result.facts = Facts(self.program.wait_watched())
         self.until = self.program.clock() + 60 * self.options.minutes
         raw = self.facts.raw
-        self.step_seconds = self.facts.step_seconds
+        self.step_seconds = self.original_seconds = self.facts.step_seconds
         self.say(
             f"watched {len(raw['steps'])} steps of {1e3 * self.facts.step_seconds:.4g} ms on "
             f"{raw['device']}; {', '.join(raw['roots']) or 'no module'}"
@@ -364,20 +366,23 @@ class _Job:
             trace = self.program.ask(until, do="trace", changes=self.changes)[-1]["trace"]
         except (ProgramEnded, TimeIsUp, RecordingEnds):  # recordings of earlier versions end here
             return
-        known = {**raw, "trace": trace, "mean_seconds": self.step_seconds}
-        found = {level.name: level for level in diagnose(Facts(known)) if level.change}
-        result.facts = Facts({**raw, "trace": trace})
+        facts = result.facts = Facts({**raw, "trace": trace})
+        found = bounds_at(facts, self.original_seconds)
         result.levels = [with_bound(level, found.get(level.name)) for level in result.levels]
         gain = 1.0
-        for attempt in result.kept:
+        for attempt in result.attempts:
             c = attempt.proof and attempt.proof.comparison
+            if attempt.outcome not in ("kept", "replaced") or not attempt.proof or not c:
+                continue
+            # The host's speed varies: the bound is of the step beside which it was measured.
+            found = bounds_at(facts, gain * attempt.proof.seconds[0])
             bound = bound_over(gain, found.get(attempt.level.name, attempt.level).bound)
-            if c and bound is not None and c.low > bound:
+            if bound is not None and c.low > bound:
                 result.notes.append(
                     f"{attempt.level.name} gains {interval(c)}, above its bound {bound:.3f}: one "
                     "of them is wrong, an error of nostall; please report this with result.json"
                 )
-            gain *= c.ratio if c else 1.0
+            gain *= c.ratio
 
     def _run_engines(self) -> None:
         """The stages of a program around vLLM."""
@@ -545,6 +550,8 @@ class _Job:
             if is_clear(proof):
                 break
         self.step_seconds = proof.seconds[0] or self.step_seconds
+        if not original:
+            self.original_seconds = self.step_seconds
         if self.program.ranks_agree() and not self.program.ranks_agree(self.program.orders):
             return replace(proof, refusal="the parameters of the ranks differ since then")
         return proof

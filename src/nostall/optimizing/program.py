@@ -67,7 +67,10 @@ class Program:
         self.events: list[Event] = []
         self.pid: int | None = None
         """The process whose steps count: the first one that was watched, rank 0 of several."""
-        self.was_killed = False
+        self.was_killed = self.was_interrupted = False
+        """Whether nostall ended what is left of it, or interrupted it as Ctrl-C does."""
+        self.hears_ctrl_c = False
+        """Whether Ctrl-C reached the program, which ends in its own time then."""
         self.began = time.time()
         scratch = self.folder / "scratch"
         scratch.mkdir()
@@ -89,7 +92,7 @@ class Program:
                 f"cannot run {command[0]!r}: {error.strerror}; write "
                 "`nostall optimize -- python train.py`"
             ) from error
-        self._terminal = _give_terminal(self.process.pid)
+        self._terminal = _Terminal.lent_to(self.process.pid)
 
     def __enter__(self) -> Program:
         return self
@@ -98,8 +101,7 @@ class Program:
         if self.process.poll() is None:
             self._kill()
         if self._terminal is not None:
-            with suppress(OSError):
-                os.tcsetpgrp(self._terminal, os.getpgrp())
+            self._terminal.take_back()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -150,8 +152,12 @@ class Program:
         return {**own, "failures": failures, "refusal": f"in another rank: {refusals[0]}"}
 
     def _rounds(self) -> Iterator[None]:
-        """Rounds in which new events were read; :class:`ProgramEnded` ends them."""
+        """Rounds in which new events were read; :class:`ProgramEnded` ends them.
+
+        Ctrl-C in the terminal, which the program may handle itself, is ``KeyboardInterrupt``.
+        """
         while True:
+            self._had_ctrl_c()
             has_ended = self.process.poll() is not None
             self._read()
             yield
@@ -160,6 +166,14 @@ class Program:
             if has_ended:
                 raise ProgramEnded("the program ended")
             time.sleep(POLL_SECONDS)
+
+    def _had_ctrl_c(self, exits: bool = True) -> bool:
+        """Whether Ctrl-C came again; the first one raises ``KeyboardInterrupt`` if it ``exits``."""
+        had = self._terminal is not None and self._terminal.had_ctrl_c() and exits
+        if had and not self.hears_ctrl_c:
+            self.hears_ctrl_c = True
+            raise KeyboardInterrupt
+        return had
 
     def ranks_agree(self, number: int | None = None) -> bool:
         """Whether all ranks have equal parameters after an order (default: when watched)."""
@@ -179,27 +193,44 @@ class Program:
         return any(event["event"] == "ended" and event["exits"] for event in self.events)
 
     def end(self, *, exits: bool) -> None:
-        """End the program at an agreed step, or let it run to its own end."""
+        """End the program at an agreed step, or let it run to its own end.
+
+        If it comes to none, because it waits or because nostall compiles in it, it is interrupted
+        as by Ctrl-C, with which it can still write its files.
+        """
         if self.process.poll() is None:
             self._send({"do": "end", "arm": [], "exit": exits})
-            until = time.monotonic() + GRACE_SECONDS
-            while self.process.poll() is None and (time.monotonic() < until or not exits):
-                had_ended = self.was_ended
-                self._read()
-                if self.was_ended and not had_ended:  # the exit itself takes time, too
-                    until = time.monotonic() + GRACE_SECONDS
-                time.sleep(POLL_SECONDS)
-            self._read()
+            self._wait(math.inf if self.hears_ctrl_c or not exits else GRACE_SECONDS, exits)
+            if exits and self.process.poll() is None and not (self.was_ended or self.hears_ctrl_c):
+                self.was_interrupted = True
+                watched = {e["process"] for e in self.events if e["event"] == "watched"}
+                for process in watched or {self.process.pid}:
+                    with suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGINT)
+                self._wait(GRACE_SECONDS, exits)
             self.was_killed = self.process.poll() is None
             if self.was_killed or self.was_ended:  # children of its own end are the program's
                 self._kill()
+        self._read()
+
+    def _wait(self, seconds: float, exits: bool) -> None:
+        """Wait for the end of the program, from its last step for as long as any exit may take."""
+        until = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < until:
+            had_ended = self.was_ended
+            self._read()
+            if self.was_ended and not had_ended:  # the exit itself takes time, too
+                until = time.monotonic() + GRACE_SECONDS
+            if self._had_ctrl_c(exits):
+                break
+            time.sleep(POLL_SECONDS)
         self._read()
 
     @property
     def exit_code(self) -> int:
         """The program's exit code, 128 + N after signal N; 0 if nostall ended it."""
         code = self.process.poll()
-        if code is None or self.was_ended or self.was_killed:
+        if code is None or self.was_ended or self.was_killed or self.was_interrupted:
             return 0
         return code if code >= 0 else 128 - code
 
@@ -225,6 +256,8 @@ class Program:
 
     def _kill(self) -> None:
         """End what is left of the process group."""
+        if self._terminal is not None:
+            self._terminal.forget_ctrl_c()  # its process is one of the group
         for number, pause in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
             try:
                 os.killpg(self.process.pid, number)
@@ -245,15 +278,71 @@ def _group_lives(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _give_terminal(group: int) -> int | None:
-    """Make a process group that of the terminal, so that it can read; the terminal or None."""
-    with suppress(OSError, ValueError):
-        terminal = sys.stdin.fileno()
-        if os.isatty(terminal) and os.tcgetpgrp(terminal) == os.getpgrp():
-            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-            os.tcsetpgrp(terminal, group)
-            return terminal
-    return None
+class _Terminal:
+    """The terminal while it is that of the program's process group, so that this can read.
+
+    Its keys then go to that group alone.  A process in it that does nothing shows them.
+    """
+
+    def __init__(self, file: int, group: int) -> None:
+        self.file, self.group = file, group
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        os.tcsetpgrp(file, group)
+        self._listen()
+
+    @classmethod
+    def lent_to(cls, group: int) -> _Terminal | None:
+        """The terminal of this process as that of ``group``; None without one."""
+        with suppress(OSError, ValueError):
+            file = sys.stdin.fileno()
+            if os.isatty(file) and os.tcgetpgrp(file) == os.getpgrp():
+                return cls(file, group)
+        return None
+
+    def _listen(self) -> None:
+        self._listener: subprocess.Popen[bytes] | None = None
+        with suppress(OSError):  # the group has ended
+            self._listener = subprocess.Popen(
+                ["cat"], process_group=self.group, stdin=subprocess.PIPE,  # ends with this process
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )  # fmt: skip
+
+    def had_ctrl_c(self) -> bool:
+        """Whether Ctrl-C came since the last call; after Ctrl-Z, waits for ``fg``."""
+        if self._listener is None:
+            return False
+        with suppress(ChildProcessError):  # it has ended
+            if os.waitid(os.P_PID, self._listener.pid, os.WSTOPPED | os.WNOHANG):
+                self._stop()
+        if self._listener.poll() is None:
+            return False
+        is_interrupt = self._listener.returncode == -signal.SIGINT
+        self.forget_ctrl_c()
+        self._listen()
+        return is_interrupt
+
+    def _stop(self) -> None:
+        """Stop as the program did, and go on with it."""
+        os.tcsetpgrp(self.file, os.getpgrp())
+        os.killpg(os.getpgrp(), signal.SIGTSTP)  # goes on here after `fg` or `bg`
+        if os.tcgetpgrp(self.file) == os.getpgrp():
+            os.tcsetpgrp(self.file, self.group)
+        with suppress(ProcessLookupError):
+            os.killpg(self.group, signal.SIGCONT)
+
+    def forget_ctrl_c(self) -> None:
+        """End the process that shows keys."""
+        if self._listener is not None:
+            self._listener.kill()
+            self._listener.communicate()
+            self._listener = None
+
+    def take_back(self) -> None:
+        """The terminal is that of this process again."""
+        self.forget_ctrl_c()
+        with suppress(OSError):
+            os.tcsetpgrp(self.file, os.getpgrp())
 
 
 def written_files(program: Program, own: Path | None = None) -> list[str]:

@@ -121,8 +121,9 @@ def test_on_a_gpu_a_bound_is_the_step_over_the_work_that_remains() -> None:
 def test_reading_data_in_the_program_remains_and_in_workers_does_not() -> None:
     own = Facts({**on_gpu().raw, "parts": {**on_gpu().raw["parts"], "loader": [0.8] * 20}})
     assert bounds(own)["torch.compile"] == pytest.approx(1 / 0.8)
-    workers = Facts({**own.raw, "loader": {"workers": 2}})
-    assert bounds(workers)["torch.compile"] == pytest.approx(2.0)
+    for loader in ({"workers": 2}, {"workers": 0, "on_gpu": True}):
+        found = Facts({**own.raw, "loader": loader})
+        assert bounds(found)["torch.compile"] == pytest.approx(2.0)
 
 
 def test_no_graphs_without_gaps_or_where_gradients_live_on() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,6 +150,41 @@ def test_a_gain_above_its_bound_is_reported_as_an_error() -> None:
     )
 
 
+@pytest.mark.parametrize("host", [1.0, 0.4])
+def test_bounds_are_of_the_original_if_the_time_is_up(
+    host: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later attempts run on top of kept ones, and the host may be faster than in the watch."""
+    monkeypatch.setitem(SPEEDS, "CUDA graphs", 2.9)
+    compare = job._Job._compare
+    monkeypatch.setattr(
+        job._Job, "_compare",
+        lambda self, *a: replace(found := compare(self, *a),
+                                 seconds=tuple(host * s for s in found.seconds)),
+    )  # fmt: skip
+
+    def ends(_: Any) -> None:
+        raise TimeIsUp
+
+    monkeypatch.setattr(job._Job, "_together", ends)
+    result = Result(["python"])
+    raw = facts(flags=["fused"], cuda=True).raw
+    parts = {**raw["parts"], "loader": [0.3 for _ in raw["parts"]["loader"]]}
+    program = Answers({**raw, "parts": parts, "main_thread": True, "keeps_gradients": False})
+    program.trace = {
+        "obstacle": "", "steps": 3, "step": 1.1, "busy": 0.3 * host, "pointwise": 0.1 * host,
+        "optimizer": 0.1 * host, "without_compile": 0.1 * host, "without_optimizer": 0.2 * host,
+        "without_both": 0.1 * host,
+    }  # fmt: skip
+    stages = job._Job(program, job.Options(minutes=1e6), lambda line: None, result)  # type: ignore[arg-type]
+    with pytest.raises(TimeIsUp):
+        stages.run()
+    levels = {level.name: level for level in result.levels}
+    assert [attempt.level.name for attempt in result.kept] == ["CUDA graphs", "fused optimiser"]
+    assert levels["CUDA graphs"].bound == pytest.approx(1 / 0.3, rel=0.05)
+    assert not any("error of nostall" in note for note in result.notes)
+
+
 def test_a_bound_beside_other_changes_is_of_the_shorter_step() -> None:
     assert job.bound_over(1.0, 1.25) == pytest.approx(1.25)
     assert job.bound_over(2.0, 1.25) == pytest.approx(1 / 0.6)
@@ -196,6 +232,7 @@ class Ending(Answers):
     events: Sequence[Any] = ()
     exit_code = 0
     process, was_killed, was_ended = SimpleNamespace(returncode=0), False, True
+    was_interrupted = hears_ctrl_c = False
 
     def __init__(self, *_: Any) -> None:
         super().__init__({**facts().raw, "main_thread": True})

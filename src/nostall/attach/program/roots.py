@@ -162,6 +162,8 @@ class Switch:
         self.made: Made | None = None
         """Makes a call and notes its end, where calls of modules end the steps."""
         self._capture = capture
+        self.obey_end: Callable[[], None] = lambda: None
+        """Ends the program if `nostall optimize` asked for that."""
         self._is_compiling = sys.modules["torch"].compiler.is_compiling
         object.__setattr__(root, "_compiled_call_impl", self)
 
@@ -178,6 +180,9 @@ class Switch:
             return self.eager(*args, **kwargs)
         try:
             return self.target(*args, **kwargs)
+        except KeyboardInterrupt:  # while it is compiled
+            self.obey_end()
+            raise
         except Exception as error:  # any error: the original decides what the program sees
             self.failure = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
             self.target = None

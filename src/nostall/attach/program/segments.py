@@ -20,15 +20,19 @@ class Segments:
     """Seconds of each part since the last :meth:`take`."""
 
     def __init__(
-        self, now: Callable[[], float], sum_of: Callable[[Any], float] = lambda _: 0.0
+        self,
+        now: Callable[[], float],
+        look_at: Callable[[Any], tuple[float, bool]] = lambda _: (0.0, False),
     ) -> None:
-        """``sum_of``: a number that tells batches apart."""
-        self.now, self._sum_of = now, sum_of
+        """``look_at``: a number that tells batches apart, and whether a batch is on a GPU."""
+        self.now, self._look_at = now, look_at
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.loaders: dict[str, Any] = {}
         """Workers, pinned memory and kind of the loader that was read last."""
         self.batches: list[float] = []
         """Sums over the tensors of the first batches."""
+        self.loads_on_gpu = False
+        """Whether a loader gives tensors on a GPU, for which it may wait."""
         self.kept_graph = ""
         """The argument with which a backward pass kept its graph; empty if none did."""
         self._optimizer_begin: float | None = None
@@ -120,7 +124,9 @@ class Segments:
             }  # fmt: skip
             batch = timed(loader)
             if len(self.batches) < BATCHES:
-                self.batches.append(self._sum_of(batch))
+                number, is_on_gpu = self._look_at(batch)
+                self.batches.append(number)
+                self.loads_on_gpu |= is_on_gpu
             return batch
 
         iterator.__next__ = noted

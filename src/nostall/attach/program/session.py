@@ -25,7 +25,7 @@ from nostall.attach.program.changes import (
 )
 from nostall.attach.program.changing.captured import CapturedOptimizer
 from nostall.attach.program.changing.generation import GenerateCall, can_be_static, generated
-from nostall.attach.program.changing.loader import sum_of
+from nostall.attach.program.changing.loader import look_at
 from nostall.attach.program.changing.losses import CompiledLoss, Losses
 from nostall.attach.program.changing.settings import (
     AttentionCalls,
@@ -88,7 +88,7 @@ class Session:
         self.settings = settings
         self.channel = Channel(settings["folder"], settings["director"])
         self.borders = Borders()
-        self.segments = Segments(_clock, sum_of)
+        self.segments = Segments(_clock, look_at)
         self.kernels = Kernels()
         self.losses = Losses(lambda: not self.segments.is_inside)
         self.attention = AttentionCalls()
@@ -121,6 +121,8 @@ class Session:
         self._watch_began = 0.0
         self._driver_calls = 0
         self._trace: Trace | None = None
+        self._usual, self._is_usual = 0, True
+        """Key of the most frequent watched steps; whether all traced steps have it."""
         self._facts_known: dict[str, Any] = {}
         """Of the watched steps, while more are traced."""
 
@@ -179,6 +181,9 @@ class Session:
         self._busy = True
         try:
             self._border()
+        except KeyboardInterrupt:
+            self._obey_end()
+            raise
         except Exception as error:  # any error: the program runs on, as it was
             self._give_up(f"{type(error).__name__}: {error}")
         finally:
@@ -219,7 +224,7 @@ class Session:
         elif self._watched is not None:
             self._watch(step, now)
         elif self._trace is not None:
-            self._trace_step()
+            self._trace_step(step)
         if self._phase is not None and self._phase.border(step):
             self._phase = None
             self._finish(seconds=_clock() - self._last)
@@ -229,7 +234,8 @@ class Session:
     def _key(self) -> int:
         calls = (*self._calls[: MAX_CALLS + 1], len(self._calls))
         self._calls.clear()
-        if sys.modules["torch"].autograd.profiler._is_profiler_enabled:
+        is_profiled = sys.modules["torch"].autograd.profiler._is_profiler_enabled
+        if is_profiled and self._trace is None:
             calls = (PROFILED, *calls)
         if len(self._keys) > MAX_KEYS:
             return self._keys.get(calls, -self.steps)
@@ -256,7 +262,7 @@ class Session:
             self.losses.install(sys.modules["torch"].nn.functional)
             self.attention.install(sys.modules["torch"].nn.functional)
             for number, switch in enumerate(self.switches):
-                switch.number = number
+                switch.number, switch.obey_end = number, self._obey_end
                 switch.eager = self.segments.timed("forward", switch.eager)
 
     def _watch(self, step: Step, now: float) -> None:
@@ -309,20 +315,25 @@ class Session:
         if reason := trace_obstacle():
             return reason
         try:
-            self._trace = Trace(f"{self.settings['folder']}/trace.json")
+            self._trace, self._is_usual = Trace(f"{self.settings['folder']}/trace.json"), True
         except Exception as error:  # any error of a profiler: the watch needs none
             return f"the profiler fails: {type(error).__name__}: {error}"
         return ""
 
-    def _trace_step(self) -> None:
+    def _trace_step(self, step: Step) -> None:
         trace = self._trace
         assert trace is not None
+        self._is_usual = self._is_usual and step.key == self._usual
         if trace.steps + 1 < TRACED:
             trace.step()
             return
         self._sync()
         trace.step(last=True)
         self._trace = None
+        if not self._is_usual:  # an evaluation, which is more work than a step has
+            trace.stop()
+            self._emit_watched(trace_obstacle="a traced step did other work than the usual ones")
+            return
         try:
             self._emit_watched(trace_file=trace.path, unaligned=trace.write())
         except Exception as error:  # any error of a profiler: the watch needs none
@@ -349,7 +360,7 @@ class Session:
         number, world = rank()
         self._sync()  # else the host's clock is ahead of the device
         seconds = _clock() - self._watch_began
-        counts = Counter(key for key, _, _ in kept).most_common(1)[0][0]
+        self._usual = counts = Counter(key for key, _, _ in kept).most_common(1)[0][0]
         return {
             "rank": number,
             "world": world,
@@ -379,7 +390,11 @@ class Session:
             "generates": self._generates,
             "kernels": self.kernels.facts(len(kept)),
             "obstacle": self.switch_obstacle,
-            "loader": {**self.segments.loaders, "batches": self.segments.batches},
+            "loader": {
+                **self.segments.loaders,
+                "batches": self.segments.batches,
+                "on_gpu": self.segments.loads_on_gpu,
+            },
             "attention": self.attention.facts(),
             "driver_calls": driver_calls() - self._driver_calls,
             "not_expandable": why_not_expandable(),
@@ -559,7 +574,7 @@ class Session:
             raise SystemExit(0)
 
     def _obey_end(self) -> None:
-        """After giving up, the end is the only order that is obeyed."""
+        """After giving up, and when interrupted, the end is the only order that is obeyed."""
         order = self.channel.new_order()
         if order is not None and order["do"] == "end":
             self._end({**order, "arm": ()})

@@ -57,7 +57,7 @@ class Trace:
         self._profile.stop()
 
     def write(self) -> str:
-        """End the profile, write its file, and return a product that a compiler would pad."""
+        """End the profile, write its file, and return a product that a compiler pads or fuses."""
         self._profile.stop()
         self._profile.export_chrome_trace(self.path)
         for event in self._profile.profiler.kineto_results.events():
@@ -67,13 +67,15 @@ class Trace:
 
 
 def _unaligned(event: Any) -> Any:
-    """The shapes of a product if one of its dimensions is not aligned; None if all are."""
+    """The shapes of a product that a compiler pads or fuses; None of one that it leaves alone."""
     is_float32 = set(event.dtypes()) & {"float", "double"}
     multiple = ALIGNED // 2 if is_float32 else ALIGNED
     operands = [shape for shape in event.shapes() if len(shape) > 1][-2:]
     if len(operands) < 2:
         return None
     (rows, inner), columns = operands[0][-2:], operands[1][-1]
+    if inner == 1:  # Inductor computes it with pointwise work
+        return operands
     touched = rows * inner + inner * columns + rows * columns
     is_inner_largest = inner > rows and inner > columns
     if not is_inner_largest and rows * inner * columns <= NEVER_PADDED * touched:

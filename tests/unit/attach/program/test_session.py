@@ -158,6 +158,28 @@ def test_the_end_takes_everything_out(program: Program) -> None:
     assert ended["steps"] == program.session.steps
 
 
+@pytest.mark.parametrize("place", ["border", "call"])
+def test_an_interrupt_while_nostall_compiles_ends_the_program_if_that_was_ordered(
+    place: str, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `finally` then writes its files; without an order the interrupt is the user's."""
+    program.run(12)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if place == "border":
+        monkeypatch.setattr(program.session, "_border", interrupted)
+    else:
+        program.session.switches[0].target = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        program.step()
+    program.order(do="end", arm=[], exit=True)
+    with pytest.raises(SystemExit):
+        program.step()
+    assert program.events("ended")[0]["exits"]
+
+
 def test_run_to_end_goes_on_as_it_was(program: Program) -> None:
     program.run(12)
     program.order(do="end", arm=[], exit=False)

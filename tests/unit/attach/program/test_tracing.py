@@ -46,11 +46,20 @@ def test_the_trace_has_the_steps_and_those_of_the_optimiser(program: Program) ->
     assert "ran on a GPU" in traced(watched)["obstacle"]
 
 
+def test_a_trace_of_other_work_gives_no_bound(program: Program) -> None:
+    program.run(10)
+    program.model(torch.ones(4, 8))  # an evaluation between two steps
+    program.run(5)
+    (watched,) = program.events("watched")
+    assert "other work" in watched["trace_obstacle"] and watched["trace_file"] is None
+
+
 def test_products_with_aligned_shapes_are_not_padded(tmp_path: Path) -> None:
     for sizes, dtype, expected in (
         ((16, 16, 16), torch.bfloat16, ""), ((16, 12, 16), torch.bfloat16, "aten::mm of"),
         ((16, 12, 16), torch.float32, ""), ((16, 13, 16), torch.float32, "aten::mm of"),
-        ((16, 16, 1), torch.float32, ""), ((16, 63, 1), torch.float32, "aten::mm of"),
+        ((16, 1, 16), torch.float32, "aten::mm of"), ((16, 16, 1), torch.float32, ""),
+        ((16, 63, 1), torch.float32, "aten::mm of"),
     ):  # fmt: skip
         trace = Trace(str(tmp_path / "t.json"), ["CPU"])
         torch.ones(sizes[:2], dtype=dtype) @ torch.ones(sizes[1:], dtype=dtype)

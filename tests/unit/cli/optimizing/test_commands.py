@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -324,6 +326,40 @@ def test_an_interrupt_leaves_nothing(number: signal.Signals, tmp_path: Path) -> 
         process.stderr.read()
     assert process.returncode == 130
     assert left(tmp_path) == []
+
+
+HANDLES = """
+import time, torch
+net = torch.nn.Linear(8, 8)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+while True:
+    try:
+        net(torch.ones(4, 8)).sum().backward()
+        opt.step()
+        print("running", flush=True)
+        time.sleep(0.3)
+    except KeyboardInterrupt:
+        print("handled", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_that_the_program_handles_ends_the_command(tmp_path: Path) -> None:
+    """The terminal's keys go to the program."""
+    (tmp_path / "train.py").write_text(HANDLES)
+    words = command("optimize", "--out", tmp_path, "--", sys.executable, tmp_path / "train.py")
+    child, terminal = pty.fork()
+    if not child:
+        os.execve(words[0], words, environment(OMP_NUM_THREADS="1"))
+    shown, is_pressed = b"", False
+    with suppress(OSError):  # the terminal is closed
+        while data := os.read(terminal, 4096):
+            shown += data
+            if b"running" in shown and not is_pressed:
+                is_pressed = os.write(terminal, b"\x03") > 0
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert b"handled" in shown and b"what was proven before is kept" in shown
 
 
 def test_a_value_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -99,11 +99,15 @@ class Loaders:
         return copied
 
 
-def sum_of(batch: Any) -> float:
-    """A number that tells two batches apart; 0 where a batch or a tensor has no sum."""
+def look_at(batch: Any) -> tuple[float, bool]:
+    """A number that tells two batches apart, and whether one of its tensors is on a GPU.
+
+    The number is 0 where a batch or a tensor has no sum.
+    """
     found: list[Any] = []
     with contextlib.suppress(Exception):  # any error of a user's class, or of nested tensors
         map_tensors(batch, found.append)
         sums = [float(t.double().nan_to_num().sum()) for t in found]
-        return float(sum(own * (at + 1) for at, own in enumerate(sums)))
-    return 0.0
+        number = float(sum(own * (at + 1) for at, own in enumerate(sums)))
+        return number, any(t.is_cuda for t in found)
+    return 0.0, any(t.is_cuda for t in found)

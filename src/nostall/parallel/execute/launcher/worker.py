@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import sys
 import threading
 from dataclasses import asdict
@@ -130,6 +131,8 @@ def _exit_without_finalizing() -> NoReturn:
 
 
 if __name__ == "__main__":
+    # Python would note Ctrl-C only after a wait for another rank, which may have ended.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     config_path = Path(sys.argv[1])
     main(RunConfig(**json.loads(config_path.read_text(encoding="utf-8"))), config_path.parent)
     _exit_without_finalizing()

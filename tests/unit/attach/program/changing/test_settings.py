@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from nostall.attach.program.changes import ChannelsLast, Compile  # noqa: E402
-from nostall.attach.program.changing.loader import Loaders, sum_of  # noqa: E402
+from nostall.attach.program.changing.loader import Loaders, look_at  # noqa: E402
 from nostall.attach.program.changing.settings import (  # noqa: E402
     Attention,
     AttentionCalls,
@@ -140,17 +140,17 @@ def test_results_whose_terms_cancel_have_room() -> None:
 
 
 def test_sums_of_batches_end_no_program_and_are_equal_for_equal_batches() -> None:
-    assert sum_of([torch.empty(2, device="meta"), torch.ones(2)]) == 0.0
-    assert sum_of([torch.ones(2), {"b": torch.ones(3)}]) == 8.0
-    assert sum_of(torch.tensor([1.0, float("nan")])) == 1.0, "NaN differs from itself"
+    assert look_at([torch.empty(2, device="meta"), torch.ones(2)]) == (0.0, False)
+    assert look_at([torch.ones(2), {"b": torch.ones(3)}]) == (8.0, False)
+    assert look_at(torch.tensor([1.0, float("nan")]))[0] == 1.0, "NaN differs from itself"
 
 
 def test_sums_of_batches_are_no_time_of_the_loader() -> None:
     clock = [0.0]
 
-    def slow_sum(_: Any) -> float:
+    def slow_sum(_: Any) -> tuple[float, bool]:
         clock[0] += 5.0
-        return 0.0
+        return 0.0, False
 
     segments, module = Segments(lambda: clock[0], slow_sum), torch.utils.data.dataloader
     segments.watch_loader(module)
