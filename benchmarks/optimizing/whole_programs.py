@@ -50,7 +50,7 @@ MODES = ("default", "graphs")
 """Values of ``--best``."""
 TURNS_SECONDS, BUNDLE_SECONDS = 40.0, 35.0
 """Time that is kept for the turns of a program, and for the start with its bundle."""
-LATEST_SECONDS = 60.0
+LATEST_SECONDS = 90.0
 """For the start with a bundle where ``--total`` has them left; other programs start beside it."""
 START_SECONDS = 50.0
 """Of a program until its steps were watched, and until it has ended; the rest is for attempts."""

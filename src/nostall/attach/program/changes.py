@@ -128,6 +128,7 @@ class Compile:
     def on(self) -> None:
         if self.is_marked and self._hook is None:
             self._hook = self.marker.register_step_post_hook(self._mark)
+            self._mark()  # without a mark so far, graphs guess where a step begins
         if not self._compiled:
             self._reports = len(_nostall_reports())
         images = [next(filter(is_image, s.root.parameters()), None) for s in self.switches]

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from nostall.attach.program import changes, shadow  # noqa: E402
 from nostall.attach.program.changes import (  # noqa: E402
+    MARKED,
     ChannelsLast,
     Compile,
     OptimizerFlag,
@@ -185,6 +186,23 @@ def test_dynamo_compiles_the_versions_of_all_attempts() -> None:
     assert config.recompile_limit > limit
     shadow.restore_version_limit()
     assert config.recompile_limit == limit
+
+
+def test_a_step_is_marked_when_marked_graphs_are_switched_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # `nostall apply` switches them on behind a step that nothing marked.
+    marks: list[int] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
+    root = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(root.parameters(), lr=0.1)
+    change = Compile([Switch(root, [], lambda *_: None)], MARKED, optimizer)
+    change.on()
+    assert len(marks) == 1
+    root(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert len(marks) == 2
+    change.off()
 
 
 def test_outputs_of_a_graph_are_copied() -> None:
