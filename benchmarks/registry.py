@@ -370,7 +370,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     # Whole programs
     _row("optimizing.programs", "GPU",
          "How fast are whole programs as written, with their best settings, and with a bundle?",
-         "programs_h200.json programs_h200_first.json", "optimize.md",
+         "programs_h200.json programs_h200_first.json programs_h200_short.json", "optimize.md",
          module="optimizing.whole_programs"),
     _row("optimizing.losses", "GPU",
          "Are losses of 200 steps with the kept changes within the band of moved originals?",

@@ -19,7 +19,7 @@ from benchmarks.harness.markdown import table, wrapped
 from benchmarks.harness.result_file import load
 from benchmarks.harness.schema import read
 from benchmarks.optimizing.page import FILE as PROGRAMS
-from benchmarks.optimizing.page import in_turns, ratios_over
+from benchmarks.optimizing.page import crashed, in_turns, ratios_over
 from benchmarks.optimizing.whole_programs import AS_WRITTEN, BEST
 from benchmarks.ptx.page import all_rows
 from benchmarks.ptx.page_sections import UNSEEN_KERNELS
@@ -63,16 +63,19 @@ def whole_programs() -> tuple[Headline, ...]:
     slower = sum(ratio < 1 for ratio in ratios_over(BEST, rows))
     late = sum(not in_turns(row) for row in rows.values())
     untimed = f"; {late} estimates: bundle not timed" if late else ""
+    failed = sum(map(crashed, rows.values()))
+    untimed += f"; {failed} failed with its bundle" if failed else ""
     notes = {
         AS_WRITTEN: f"{unchanged} of {len(rows)} stay as written{untimed}",
         BEST: f"{slower} are slower: refused, or not reached{untimed}",
     }
     labels = {AS_WRITTEN: "as written", BEST: "best flags by hand"}
+    days = sorted({row["date"][:10] for row in rows.values()})
     return tuple(
         Headline(
             "whole programs, not edited", labels[over], tuple(ratios_over(over, rows)), "programs",
             " and ".join(sorted(gpu.removeprefix("NVIDIA ") for gpu in gpus)),
-            day(list(rows.values())), note, "optimize.md", (PROGRAMS,),
+            " to ".join(dict.fromkeys((days[0], days[-1]))), note, "optimize.md", (PROGRAMS,),
             ("optimizing", "attach/program"), label=f"whole programs / {labels[over]}",
         )
         for over, note in notes.items()

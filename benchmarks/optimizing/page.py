@@ -21,6 +21,8 @@ PAGE = PAGES / "optimize.md"
 FILE = results("optimizing") / "programs_h200.json"
 FIRST = results("optimizing") / "programs_h200_first.json"
 """The first run, which had half the time."""
+SHORT = results("optimizing") / "programs_h200_short.json"
+"""Three programs again, with less time."""
 LOSSES = results("optimizing") / "losses_h200.json"
 VLLM = results("optimizing") / "vllm_h200.json"
 _HALVES = {"developed": "developed", "held_out": "held out"}
@@ -50,7 +52,7 @@ def text() -> str:
         "tried": [(f"`{name}`", *one) for name, row in rows.items() for one in _tried(row)],
         "untried": _untried(rows), "bounds": _bounds(rows),
         "lines": "5 to 50 steps each", "times": [_times(name, row) for name, row in rows.items()],
-        "commands": _commands(rows), "first": FIRST, **_first_means(),
+        "commands": _commands(rows), "first": FIRST, **_first_means(), "short": SHORT,
         "losses": list(_losses()), "losses_file": LOSSES, "engines": list(_engines()),
         "engines_file": VLLM,
     }  # fmt: skip
@@ -67,9 +69,14 @@ def both_kinds(row: Row) -> bool:
     return all(row["step_seconds"].get(f"{BEST}, {mode}") for mode in MODES)
 
 
+def crashed(row: Row) -> bool:
+    """Whether the program ended with an error under its bundle; it counts as written then."""
+    return str(row["failures"].get(BUNDLE, "")).startswith("ended")
+
+
 def in_turns(row: Row) -> bool:
     """Whether what ships was timed in turns with the program as written and its best settings."""
-    return not row["bundle"] or f"{AS_WRITTEN} / {BUNDLE}" in row["ratios"]
+    return not row["bundle"] or crashed(row) or f"{AS_WRITTEN} / {BUNDLE}" in row["ratios"]
 
 
 def shipped(row: Row, over: str) -> Ratio | None:
@@ -81,10 +88,11 @@ def shipped(row: Row, over: str) -> Ratio | None:
     turns.  None if neither was measured, or not both kinds of best settings.
     """
     found = row["ratios"]
-    if row["bundle"] and in_turns(row) and (over == AS_WRITTEN or both_kinds(row)):
+    has_bundle = row["bundle"] and not crashed(row)
+    if has_bundle and in_turns(row) and (over == AS_WRITTEN or both_kinds(row)):
         return _ratio(found.get(f"{over} / {BUNDLE}"))
-    together = row["optimize"].get("together") if row["bundle"] else None
-    ships = _ratio(together) if row["bundle"] else (1.0, 1.0, 1.0)
+    together = row["optimize"].get("together") if has_bundle else None
+    ships = _ratio(together) if has_bundle else (1.0, 1.0, 1.0)
     if ships is None:
         return None
     best = _ratio(found.get(f"{AS_WRITTEN} / {BEST}"))
@@ -151,9 +159,12 @@ def _summary(rows: Mapping[str, Row]) -> str:
         "programs started while it was proven. This rule was chosen after the run was seen; it "
         "lowers both means."
     )
+    ended = [f"`{name}`" for name, row in rows.items() if crashed(row)]
+    failed = f" With its bundle {', '.join(ended)} ended with an error, and counts as written."
+    failed = failed if ended else ""
     return wrapped(
         f"Of {len(rows)} measured programs, nostall proved a gain of {kept}. The longest run of "
-        f"`nostall optimize` took {seconds / 60:.1f} minutes.{marked if late else ''}"
+        f"`nostall optimize` took {seconds / 60:.1f} minutes.{marked if late else ''}{failed}"
     )
 
 
@@ -167,8 +178,8 @@ def _row(name: str, row: Row) -> dict[str, Any]:
         "as_written": median(row["step_seconds"][AS_WRITTEN]),
         "best": row["best"] if both_kinds(row) else f"{row['best']} alone",
         "over_best_settings": _shown(_ratio(row["ratios"].get(f"{AS_WRITTEN} / {BEST}"))),
-        "over_bundle": _shown(shipped(row, AS_WRITTEN) if row["bundle"] else None)
-        ,
+        "over_bundle": "failed" if crashed(row)
+        else _shown(shipped(row, AS_WRITTEN) if row["bundle"] else None),
         "proven": _shown(_ratio(row["optimize"].get("together"))),
         "best_over_bundle": _shown(shipped(row, BEST)),
         "null": interval and f"{interval[0]:.3f} to {interval[1]:.3f}",
