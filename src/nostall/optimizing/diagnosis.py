@@ -87,7 +87,7 @@ class Facts:
     def share(self, *parts: str) -> float:
         """Share of the step in some parts: forward, backward, optimizer, loader."""
         inside = [1 - outside / seconds for seconds, outside in self._outside(parts)]
-        return max(0.0, median(inside))
+        return min(1.0, max(0.0, median(inside)))  # a backward pass can end in the next step
 
     @property
     def rest(self) -> float:

@@ -543,7 +543,10 @@ class _Job:
                 do="blocks", arms=[original, changed, original], blocks=part, steps=steps,
                 each=self.facts.varied,
             )  # fmt: skip
-            blocks += [event for event in events if event["event"] == "block"]
+            measured = [event for event in events if event["event"] == "block"]
+            if [block["arm"] for block in measured] != part:
+                raise ContractBroken("other blocks were measured than those that were ordered")
+            blocks += measured
             if failures := events[-1].get("failures"):  # of other ranks, too
                 blocks[-1] = {**blocks[-1], "failures": failures}
             proof = prove(blocks, each=self.facts.varied, bound=bound, seed=self.options.seed)

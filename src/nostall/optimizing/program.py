@@ -72,9 +72,9 @@ class Program:
         self.hears_ctrl_c = False
         """Whether Ctrl-C reached the program, which ends in its own time then."""
         self.began = time.time()
-        scratch = self.folder / "scratch"
-        scratch.mkdir()
-        self.command = [word.replace(SCRATCH, str(scratch)) for word in command]
+        self.scratch = self.folder / "scratch"
+        self.scratch.mkdir()
+        self.command = [word.replace(SCRATCH, str(self.scratch)) for word in command]
         self.orders, self._position = 0, 0
         given = {**settings, "folder": str(self.folder), "director": os.getpid()}
         sys.stdout.flush()
@@ -367,7 +367,8 @@ def written_files(program: Program, own: Path | None = None) -> list[str]:
     left_out = None if own is None else own.resolve()
     found: set[str] = set()
     count = 0
-    for folder in {Path.cwd(), *(Path(word) for word in program.command if Path(word).is_dir())}:
+    given = {path for path in map(Path, program.command) if path.is_dir()}
+    for folder in {Path.cwd(), *given} - {program.scratch}:
         for place, inner, names in os.walk(folder):
             if Path(place) != folder and Path(place).resolve() == left_out:
                 names = []

@@ -57,12 +57,12 @@ def prove(
 ) -> Proof:
     """Compare the arms of ``blocks``, events of one order.
 
-    ``each``: steps differ and were timed one by one, so they are paired by what they did; otherwise
-    the blocks of a round are compared.  ``bound``: what the change can gain at most.
+    ``each``: steps differ and were timed one by one; otherwise blocks are compared.  Both are
+    paired by the work that they did.  ``bound``: what the change can gain at most.
     """
     if failures := sorted({str(f) for block in blocks for f in block.get("failures", ())}):
         return Proof(None, f"the changed version failed in a step: {failures[0]}")
-    samples = _step_samples(blocks) if each else _round_samples(blocks)
+    samples = _samples(blocks, each)
     pairs = len(samples[ORIGINAL])
     if pairs < MIN_PAIRS:
         return Proof(
@@ -100,28 +100,23 @@ def prove_starts(
     return Proof(comparison, refusal, sum(map(len, changed)), seconds)
 
 
-def _round_samples(blocks: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Seconds of the blocks of each arm, of rounds whose blocks did the same work."""
-    samples: list[list[float]] = [[], [], []]
-    for at in range(0, len(blocks) - 2, 3):
-        group = blocks[at : at + 3]
-        work = {tuple(sorted(key for key, _, _ in block["steps"])) for block in group}
-        overflow = any(skipped for block in group for _, _, skipped in block["steps"])
-        if len(work) == 1 and not overflow and not any(block["compiled"] for block in group):
-            for block in group:
-                samples[block["arm"]].append(block["seconds"])
-    return samples
+def _samples(blocks: Sequence[Mapping[str, Any]], each: bool) -> list[list[float]]:
+    """Seconds of each arm, of single steps or whole blocks: of each kind of work equally many.
 
-
-def _step_samples(blocks: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Seconds of single steps of each arm, paired by what the steps did."""
-    by_key: dict[int, list[list[float]]] = defaultdict(lambda: [[], [], []])
+    Blocks of programs with a shorter last batch hold one such step more or less.
+    """
+    by_work: dict[Any, list[list[float]]] = defaultdict(lambda: [[], [], []])
     for block in blocks:
-        for key, seconds, skipped in block["steps"]:
-            if not skipped and not block["compiled"]:
-                by_key[key][block["arm"]].append(seconds)
+        steps = [] if block["compiled"] else block["steps"]
+        if each:
+            for key, seconds, skipped in steps:
+                if not skipped:
+                    by_work[key][block["arm"]].append(seconds)
+        elif steps and not any(skipped for _, _, skipped in steps):
+            work = tuple(sorted(key for key, _, _ in steps))
+            by_work[work][block["arm"]].append(block["seconds"])
     samples: list[list[float]] = [[], [], []]
-    for arms in by_key.values():
+    for arms in by_work.values():
         count = min(map(len, arms))
         for arm in (ORIGINAL, CHANGED, NULL):
             samples[arm] += arms[arm][:count]

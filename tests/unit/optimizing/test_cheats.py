@@ -467,6 +467,25 @@ def test_shorter_batches_in_one_arm_are_refused() -> None:
     assert not proof.faster and "0 comparable pairs" in proof.refusal
 
 
+@pytest.mark.parametrize(("epoch", "length"), [(13, 200), (7, 20), (61, 17)])
+def test_blocks_with_a_shorter_last_batch_more_are_compared_with_their_like(
+    epoch: int, length: int
+) -> None:
+    """A loader without `drop_last`: the rounds seldom have three blocks of equal work."""
+
+    def steps(at: int, arm: int) -> list[Any]:
+        places = range(at * (length + 1), at * (length + 1) + length)
+        return [(2 if place % epoch == epoch - 1 else 1, None, False) for place in places]
+
+    def seconds(at: int, arm: int) -> float:
+        work = sum(0.5 if key == 2 else 1.0 for key, *_ in steps(at, arm))
+        return noisy(at) * work / (1.1 if arm == CHANGED else 1)
+
+    proof = prove(blocks(seconds, steps, rounds=16), each=False)
+    assert proof.pairs >= 6 and proof.faster and proof.comparison is not None
+    assert proof.comparison.ratio == pytest.approx(1.1, rel=0.02)
+
+
 def test_work_in_the_time_of_the_original_is_refused() -> None:
     """Work that is put off, or a cache that is taken away: the block after the change pays."""
     arms = block_order(12, 3)

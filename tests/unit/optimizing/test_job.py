@@ -199,6 +199,21 @@ def test_files_of_a_command_are_compared_by_content(tmp_path: Path) -> None:
     assert list(one) == [str(path)] and one != command_files(["python", str(path), "--x"])
 
 
+def test_files_in_the_scratch_folder_are_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is removed with them."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "scratch" / "model.pt").write_text("")
+    program: Any = SimpleNamespace(command=["python", str(tmp_path / "scratch")], began=0.0)
+    program.scratch = tmp_path / "scratch"
+    assert written_files(program) == []
+    program.scratch = tmp_path / "other"
+    assert written_files(program) == [str(tmp_path / "scratch" / "model.pt")]
+
+
 def test_files_of_the_command_itself_are_not_those_of_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +223,10 @@ def test_files_of_the_command_itself_are_not_those_of_the_program(
     (own / "result.json").write_text("{}")
     (tmp_path / "model.pt").write_text("")
     (tmp_path / "latest").symlink_to(tmp_path / "gone")
-    program: Any = SimpleNamespace(command=["python", "train.py"], began=0.0)
+    program: Any = SimpleNamespace(
+        command=["python", "train.py", str(tmp_path / "scratch")], began=0.0,
+        scratch=tmp_path / "scratch",
+    )  # fmt: skip
     assert written_files(program, Path("optimized")) == [str(tmp_path / "model.pt")]
     # What `> model.pt` makes of the command is no file of the program either.
     log = (tmp_path / "model.pt").stat()

@@ -19,6 +19,8 @@ MAX_CALLS = 8
 
 MAX_GRADIENTS = 8
 """Gradients of a module that are looked at in each timed step; in the first ones, all are."""
+MAX_PARTS = 4
+"""Modules that are switched where the one around them is not called."""
 MAX_SOURCE_BYTES = 1 << 22
 """Larger source files of a program count by their sizes."""
 
@@ -43,6 +45,19 @@ def find_roots(optimizers: Sequence[Any]) -> list[Any]:
             if parameters & held if optimizers else parameters:
                 roots.append(module)
     return roots
+
+
+def called_parts(root: Any, called: Sequence[Any]) -> list[Any]:
+    """What the program calls of ``root``: itself, or the outermost modules in it.
+
+    Trainers as that of Lightning call a method of the outermost module, which calls its parts.
+    ``called``: modules that no other module called.  With too many parts, ``root`` is given.
+    """
+    inside = {id(module) for module in root.modules()}
+    parts = [module for module in called if id(module) in inside]
+    inner = {id(child) for part in parts for child in part.modules() if child is not part}
+    parts = [part for part in parts if id(part) not in inner]
+    return parts if 0 < len(parts) <= MAX_PARTS else [root]
 
 
 class LastGradients:

@@ -36,6 +36,8 @@ class Segments:
         self.kept_graph = ""
         """The argument with which a backward pass kept its graph; empty if none did."""
         self._optimizer_begin: float | None = None
+        self._optimized = 0.0
+        """Seconds of all optimiser steps so far."""
         self._removals: list[Callable[[], None]] = []
         self._depth, self._watches_backward = 0, False
 
@@ -56,26 +58,28 @@ class Segments:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth:
                 return function(*args, **kwargs)
-            begin, self._depth = self.now(), 1
+            # An optimiser that steps in a hook of the backward pass is no part of it.
+            begin, self._depth = self.now() - self._optimized, 1
             try:
                 return function(*args, **kwargs)
             finally:
                 self._depth = 0
-                self.seconds[part] += self.now() - begin
+                self.seconds[part] += self.now() - self._optimized - begin
 
         return call
 
     def optimizer_begins(self) -> None:
         """Hook before an optimiser's step."""
-        if not self._depth:
-            self._optimizer_begin = self.now() - sum(self.seconds.values())
+        self._optimizer_begin = self.now() - sum(self.seconds.values())
 
     def optimizer_ends(self) -> None:
         """To be called after an optimiser's step."""
         if self._optimizer_begin is not None:
             # A closure's forward and backward passes (LBFGS) are counted as such.
             inside = sum(self.seconds.values())
-            self.seconds["optimizer"] += self.now() - inside - self._optimizer_begin
+            seconds = self.now() - inside - self._optimizer_begin
+            self.seconds["optimizer"] += seconds
+            self._optimized += seconds
             self._optimizer_begin = None
 
     def watch_backward(self) -> None:

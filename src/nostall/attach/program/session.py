@@ -48,6 +48,7 @@ from nostall.attach.program.roots import (
     MAX_GRADIENTS,
     LastGradients,
     Switch,
+    called_parts,
     find_roots,
     model_identity,
     obstacle,
@@ -114,6 +115,8 @@ class Session:
         """Whether a gradient of one step was seen in the next one, and not made anew."""
         self._gradients = LastGradients()
         self.roots: list[Any] = []
+        self.called: Sequence[weakref.ref[Any]] = ()
+        """Modules that no other module called before the first step."""
         self._current: Mapping[str, Any] = {}
         self._overflows: list[Any] = []
         self._devices: set[Any] = set()
@@ -247,7 +250,9 @@ class Session:
 
     def _install_switches(self) -> None:
         optimizers = [] if self.settings.get("step") else self.optimizers
-        self.roots, self.borders.modules = self.borders.modules or find_roots(optimizers), []
+        called = [module for known in self.called if (module := known()) is not None]
+        found = [part for root in find_roots(optimizers) for part in called_parts(root, called)]
+        self.roots, self.borders.modules = self.borders.modules or found, []
         obstacles = [reason for root in self.roots if (reason := obstacle(root))]
         self._devices = {p.device for r in self.roots for p in r.parameters() if p.is_cuda}
         if compiled_graphs():

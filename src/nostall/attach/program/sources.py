@@ -11,6 +11,7 @@ import gc
 import math
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from threading import get_ident
 from types import ModuleType
@@ -98,6 +99,8 @@ class Sources:
             if self.kind or found:
                 self.session.borders.restart(found, roots or [])
             self.kind = kind
+            called = roots or [_module(unit) for unit in self.modules.units.values()]
+            self.session.called = [weakref.ref(m) for m in called] or self.session.called
             if kind != "calls":
                 self.modules.remove()
 

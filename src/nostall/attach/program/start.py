@@ -57,9 +57,9 @@ def install() -> None:
         if not isinstance(session, Applied):
             hooks["vllm.entrypoints.llm"] = engines.watch
         hooks["torch.profiler.profiler"] = lambda module: _watch_profiler(module, sources)
-        # A bundle of other steps needs no calls, which stay as they are.
+        hooks["torch.nn.modules.module"] = sources.modules.install
+        # A bundle of other steps needs none of these calls, which stay as they are.
         if not ("changes" in settings and settings.get("step_is", "") in ("", PROFILER_STEP)):
-            hooks["torch.nn.modules.module"] = sources.modules.install
             hooks["transformers.generation.utils"] = sources.modules.watch_generate
     sys.meta_path.insert(0, AfterImport(hooks, _PROBLEM))
 

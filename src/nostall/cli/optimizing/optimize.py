@@ -29,6 +29,7 @@ from nostall.optimizing.job import Options
 from nostall.optimizing.job import optimize as run_job
 from nostall.optimizing.job import replay as replay_job
 from nostall.optimizing.page import write_page
+from nostall.optimizing.program import SCRATCH
 from nostall.optimizing.recording import (
     RECORDING_FILE,
     Entry,
@@ -292,4 +293,5 @@ def _show_next(command: list[str], written: list[Path], replayed: bool = False) 
         elif path.name == BUNDLE_FILE:
             # A replay proved nothing of this machine, and its program may not be here.
             bundle = ["optimize"] if replayed else ["apply", "--bundle", str(path)]
-            err.print(f"next:     {shlex.join(['nostall', *bundle, '--', *command])}")
+            words = [word.replace(SCRATCH, "FOLDER") for word in command]
+            err.print(f"next:     {shlex.join(['nostall', *bundle, '--', *words])}")

@@ -17,6 +17,16 @@ from nostall.optimizing.program import program_environment  # noqa: E402
 from tests.unit.fusion.codegen.interpreter_process import run_watched  # noqa: E402
 
 FUSED = {"name": "fused", "kind": "optimizer", "value": "fused", "result_class": "bit-equal"}
+IN_A_METHOD = """
+class Module(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(8, 8)
+    def training_step(self, x):
+        return self.net(x)
+all = Module()
+net, m = all.net, all.training_step
+"""
 EVALUATED_FIRST = """
 import torch
 torch.set_num_threads(1)
@@ -59,6 +69,14 @@ def run(
 def test_an_evaluation_before_the_training_is_no_step(tmp_path: Path) -> None:
     out, err = run(tmp_path, EVALUATED_FIRST + TRAINED, FUSED, in_fork=False)
     assert "fused: True" in out and "applied fused" in err
+
+
+def test_a_module_that_only_its_method_calls_is_compiled(tmp_path: Path) -> None:
+    change = {"name": "inductor", "kind": "compile", "value": "eager", "result_class": "bit-equal"}
+    program = (EVALUATED_FIRST + TRAINED).replace("m = torch.nn.Linear(8, 8)", IN_A_METHOD)
+    program += "print('compiled:', net._compiled_call_impl is not None)"
+    out, err = run(tmp_path, program.replace("AdamW(m.", "AdamW(all."), change, FUSED)
+    assert "compiled: True" in out and "applied inductor, fused" in err, err
 
 
 def test_steps_of_another_kind_are_named(tmp_path: Path) -> None:

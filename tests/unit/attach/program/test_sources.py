@@ -186,6 +186,34 @@ def test_training_by_hand_has_steps(watched: Watched) -> None:
     assert seen["step_is"] == "each call of Sequential" and all(seen["parts"]["backward"])
 
 
+@pytest.mark.parametrize("parts", [1, 2, 9])
+def test_parts_are_switched_where_the_module_around_them_is_not_called(
+    parts: int, watched: Watched
+) -> None:
+    """As a LightningModule, whose method `training_step` calls them."""
+
+    class Module(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.nets = nn.ModuleList([net() for _ in range(parts)])
+
+        def training_step(self) -> Any:
+            return sum(part(torch.ones(4, 8)).sum() for part in self.nets)
+
+    module = Module()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    for _ in range(12):
+        optimizer.zero_grad()
+        module.training_step().backward()
+        watched.step(optimizer)
+    (found,) = watched.events("watched")
+    if parts == 9:
+        assert found["roots"] == ["Module"] and "only by a method" in found["obstacle"]
+    else:
+        assert found["roots"] == ["Sequential"] * parts and not found["obstacle"]
+        assert found["calls"] == parts and found["parts"]["forward"][0] > 0
+
+
 def test_an_optimiser_that_is_yet_to_step_ends_the_steps(watched: Watched) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -105,6 +105,13 @@ def test_inference_has_steps(tmp_path: Path) -> None:
     assert "4 calls of Sequential showed no period" in text and "--step" in text
 
 
+def test_the_next_command_has_a_folder_in_the_place_of_scratch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cli_optimize._show_next(["python", "train.py", "--out={scratch}"], [Path("o/bundle.json")])
+    assert "apply --bundle o/bundle.json -- python train.py --out=FOLDER" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_files_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
     """A bundle that the new result does not prove would be applied."""

@@ -145,6 +145,27 @@ def test_sums_of_batches_end_no_program_and_are_equal_for_equal_batches() -> Non
     assert look_at(torch.tensor([1.0, float("nan")]))[0] == 1.0, "NaN differs from itself"
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_optimiser_that_steps_in_the_backward_pass_is_no_part_of_it(ends: bool) -> None:
+    clock = [0.0]
+    segments = Segments(lambda: clock[0])
+
+    def backward() -> None:
+        for seconds in (1.0, 2.0):
+            clock[0] += seconds
+            segments.optimizer_begins()
+            clock[0] += 10 * seconds
+            segments.optimizer_ends()
+        if ends:  # the step of the program ends here
+            assert segments.take()["optimizer"] == 30.0
+        clock[0] += 4.0
+
+    segments.timed("backward", backward)()
+    assert segments.take() == {
+        "forward": 0.0, "backward": 7.0, "optimizer": 0.0 if ends else 30.0, "loader": 0.0
+    }  # fmt: skip
+
+
 def test_sums_of_batches_are_no_time_of_the_loader() -> None:
     clock = [0.0]
 
