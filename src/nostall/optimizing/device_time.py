@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,22 @@ OPTIMIZER = "Optimizer.step#"
 """Beginning of the annotation that PyTorch sets around the step of an optimiser."""
 UNFUSED_ATTENTION = {"aten::_softmax", "aten::bmm"}
 """Operators of attention that ``torch.compile`` can replace by one kernel."""
-CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution")
+MOVABLE = {
+    "convolutions": {
+        "aten::convolution", "aten::_convolution", "aten::cudnn_convolution",
+        "aten::convolution_backward",
+    },
+    "attention of single operators": {
+        *UNFUSED_ATTENTION, "aten::baddbmm", "aten::_softmax_backward_data",
+    },
+    "recurrent layers": {
+        "aten::_cudnn_rnn", "aten::lstm", "aten::gru", "aten::_cudnn_rnn_backward",
+    },
+}  # fmt: skip
+"""Operators that may run by another algorithm or in another memory format."""
+PADDED = "products that a compiler pads or fuses"
 RECOMPUTED = ("CheckpointFunction", "CheckpointFunctionBackward")
 """Of ``torch.utils.checkpoint`` with ``use_reentrant=True``, which repeats a whole forward pass."""
-RECURRENT = ("aten::_cudnn_rnn", "aten::lstm", "aten::gru")
 
 
 @dataclass(frozen=True)
@@ -41,32 +53,34 @@ class DeviceTime:
     optimizer: float
     """Work that optimisers launch in their steps."""
     without_compile: float
-    """What remains if the pointwise work outside of optimisers took no time."""
+    """What remains if pointwise work and :attr:`movable` outside of optimisers took no time."""
     without_optimizer: float
     """What remains if the optimisers took no time."""
     without_both: float
     """What remains of both: products, attention, communication and copies from the host."""
+    movable: Mapping[str, float]
+    """Seconds of products and the like that may get faster in other ways, by their kind."""
     obstacle: str = ""
-    """Why products may get faster, so that there is no bound; empty: they keep their time."""
+    """Why other work may get faster, too, so that there is no bound; empty: it keeps its time."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def read_device_time(path: Path, unaligned: str = "") -> DeviceTime:
+def read_device_time(path: Path, padded: Sequence[int] = ()) -> DeviceTime:
     """The times of the busiest GPU of a trace of ``torch.profiler``.
 
-    ``unaligned`` names a product whose shape a compiler would pad.  Raises :class:`BadTrace` for a
+    ``padded``: ids of the products that a compiler pads or fuses.  Raises :class:`BadTrace` for a
     trace without GPU work.
     """
     from nostall.workload.timeline.analysis import build_timelines
     from nostall.workload.traces.kineto.reader import read_kineto
 
     timeline = max(build_timelines(read_kineto(path)), key=lambda t: t.span - t.idle)
-    return device_time(timeline, unaligned)
+    return device_time(timeline, padded)
 
 
-def device_time(timeline: Timeline, unaligned: str = "") -> DeviceTime:
+def device_time(timeline: Timeline, padded: Sequence[int] = ()) -> DeviceTime:
     """The times of a step of one GPU.  Raises :class:`BadTrace` for a trace without steps."""
     from nostall.workload.timeline.intervals import Intervals
     from nostall.workload.traces.work_kinds import WorkKind, work_kinds
@@ -82,8 +96,13 @@ def device_time(timeline: Timeline, unaligned: str = "") -> DeviceTime:
         & (activities.end > timeline.begin)
     )
     kinds = work_kinds(activities, recording.names)
-    in_optimizer = _in_optimizers(recording, activities)
+    launches = _Launches(recording, activities)
+    in_optimizer = launches.within({n for n in recording.host_names if n.startswith(OPTIMIZER)})
+    rows = {kind: launches.within(names) for kind, names in _present(recording).items()}
+    if padded:
+        rows[PADDED] = np.isin(activities.operator, padded)
     fusible = np.isin(kinds, (WorkKind.MEMORY, WorkKind.COPY))
+    touched = np.logical_or.reduce([fusible, *rows.values()])
 
     def seconds(rows: np.ndarray) -> float:
         work = Intervals.union(activities.start[rows], activities.end[rows])
@@ -95,39 +114,50 @@ def device_time(timeline: Timeline, unaligned: str = "") -> DeviceTime:
         busy=seconds(np.ones(len(activities), dtype=bool)),
         pointwise=seconds(fusible & ~in_optimizer),
         optimizer=seconds(in_optimizer),
-        without_compile=seconds(~fusible | in_optimizer),
+        without_compile=seconds(~touched | in_optimizer),
         without_optimizer=seconds(~in_optimizer),
-        without_both=seconds(~fusible & ~in_optimizer),
-        obstacle=_obstacle(set(recording.host_names), unaligned),
+        without_both=seconds(~touched & ~in_optimizer),
+        movable={kind: seconds(found & ~in_optimizer) for kind, found in rows.items()},
+        obstacle=_obstacle(recording, rows),
     )
 
 
-def _in_optimizers(recording: Recording, activities: Activities) -> np.ndarray:
-    """Which activities were launched in the step of an optimiser, by the same thread."""
-    from nostall.workload.timeline.steps import launch_rows, launch_times
+class _Launches:
+    """Where on the host the activities of a GPU were launched."""
 
-    launches = launch_rows(recording, activities)
-    called, _ = launch_times(recording, launches)
-    threads = np.append(recording.calls.thread, -1)[launches]
-    names = np.array([name.startswith(OPTIMIZER) for name in recording.host_names], dtype=bool)
-    host = recording.host
-    found = np.zeros(len(activities), dtype=bool)
-    for row in np.flatnonzero(names[host.name] & ~host.is_operator):
-        inside = (called >= host.start[row]) & (called < host.end[row])
-        found |= inside & (threads == host.thread[row])
-    return found
+    def __init__(self, recording: Recording, activities: Activities) -> None:
+        from nostall.workload.timeline.steps import launch_rows, launch_times
+
+        rows = launch_rows(recording, activities)
+        self.recording = recording
+        self.called, _ = launch_times(recording, rows)
+        self.threads = np.append(recording.calls.thread, -1)[rows]
+
+    def within(self, names: Collection[str]) -> np.ndarray:
+        """Which activities were launched in calls of these names, by the same thread."""
+        host = self.recording.host
+        wanted = np.array([name in names for name in self.recording.host_names], dtype=bool)
+        found = np.zeros(len(self.called), dtype=bool)
+        for row in np.flatnonzero(wanted[host.name]):
+            inside = (self.called >= host.start[row]) & (self.called < host.end[row])
+            found |= inside & (self.threads == host.thread[row])
+        return found
 
 
-def _obstacle(operators: set[str], unaligned: str) -> str:
-    if not operators.isdisjoint(CONVOLUTIONS):
-        return "convolutions can run faster in another memory format"
-    if operators >= UNFUSED_ATTENTION:
-        return "attention of single operators can become one kernel"
-    if not operators.isdisjoint(RECURRENT):
-        return "recurrent layers can run by another algorithm"
-    if not operators.isdisjoint(RECOMPUTED):
+def _present(recording: Recording) -> dict[str, set[str]]:
+    """The kinds of :data:`MOVABLE` that a trace has; attention needs both of its operators."""
+    here = set(recording.host_names)
+    return {
+        kind: names for kind, names in MOVABLE.items()
+        if (here >= UNFUSED_ATTENTION if names & UNFUSED_ATTENTION else names & here)
+    }  # fmt: skip
+
+
+def _obstacle(recording: Recording, movable: Mapping[str, np.ndarray]) -> str:
+    if not set(recording.host_names).isdisjoint(RECOMPUTED):
         return "a compiler leaves products of recomputed activations out"
-    return f"a compiler pads or fuses the product {unaligned}" if unaligned else ""
+    lost = [kind for kind, found in movable.items() if not found.any()]
+    return f"the trace does not show which kernels are {lost[0]}" if lost else ""
 
 
 def traced(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,6 +165,6 @@ def traced(raw: Mapping[str, Any]) -> dict[str, Any]:
     if raw["trace_file"] is None:
         return {"obstacle": raw["trace_obstacle"]}
     try:
-        return read_device_time(Path(raw["trace_file"]), raw["unaligned"]).as_json()
+        return read_device_time(Path(raw["trace_file"]), raw["padded"]).as_json()
     except BadTrace as error:
         return {"obstacle": f"the trace of the watched steps cannot be used: {error}"}

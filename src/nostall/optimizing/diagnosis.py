@@ -280,6 +280,8 @@ def _device_reason(facts: Facts, parts: Sequence[str]) -> str:
     work = []
     if "forward" in parts:
         work.append(f"pointwise work {trace['pointwise'] / step:.0%}")
+        kinds: Mapping[str, float] = trace.get("movable", {})  # recordings of others have none
+        work += [f"{kind} {seconds / step:.0%}" for kind, seconds in kinds.items()]
     if "optimizer" in parts:
         work.append(f"optimiser {trace['optimizer'] / step:.0%}")
     return f"the step without its device's {', '.join([idle, *work])}; all else keeps its time"

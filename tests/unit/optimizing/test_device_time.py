@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nostall.core.errors import BadTrace
-from nostall.optimizing.device_time import read_device_time, traced
+from nostall.optimizing.device_time import PADDED, read_device_time, traced
 from nostall.workload.timeline.analysis import build_timelines
 from nostall.workload.traces.kineto.reader import read_kineto
 from tests.unit.workload.trace_events import event, kernel, launch, trace, write
@@ -49,23 +49,57 @@ def test_what_each_change_must_leave(tmp_path: Path) -> None:
     assert times.obstacle == ""
 
 
+def around_products(*names: str) -> list[dict[str, Any]]:
+    """Operators around the launches of the product and of the work beside it."""
+    return [event("cpu_op", name, at + 95, 20) for at in (0, 1000) for name in names]
+
+
 @pytest.mark.parametrize(
-    ("operators", "unaligned", "reason"),
+    ("operators", "kind"),
     [
-        (["aten::convolution"], "", "memory format"),
-        (["aten::_softmax", "aten::bmm"], "", "one kernel"),
-        (["aten::_softmax"], "", ""),
-        (["aten::_cudnn_rnn"], "", "another algorithm"),
-        (["CheckpointFunctionBackward"], "", "recomputed activations"),
-        (["aten::mm"], "aten::mm [[8, 7]]", "pads or fuses the product aten::mm"),
+        (["aten::convolution", "aten::cudnn_convolution"], "convolutions"),
+        (["aten::_softmax", "aten::bmm"], "attention of single operators"),
+        (["aten::_softmax"], ""),
+        (["aten::_cudnn_rnn"], "recurrent layers"),
     ],
 )
-def test_products_that_may_get_faster_leave_no_bound(
-    operators: list[str], unaligned: str, reason: str, tmp_path: Path
+def test_work_that_may_run_in_another_way_keeps_no_time(
+    operators: list[str], kind: str, tmp_path: Path
 ) -> None:
-    calls = [event("cpu_op", name, 5, 3) for name in operators]
-    times = read_device_time(write(tmp_path / "t.json", two_steps(*calls)), unaligned)
-    assert reason in times.obstacle and bool(reason) == bool(times.obstacle)
+    path = write(tmp_path / "t.json", two_steps(*around_products(*operators)))
+    times = read_device_time(path)
+    assert times.obstacle == "" and set(times.movable) == ({kind} if kind else set())
+    if kind:
+        assert times.movable[kind] == pytest.approx(200e-6)  # 20 of them beside the product
+        assert times.without_compile == pytest.approx(50e-6)
+        assert times.without_both == 0 and times.without_optimizer == pytest.approx(300e-6)
+
+
+def test_products_that_a_compiler_pads_keep_no_time(tmp_path: Path) -> None:
+    events = two_steps()
+    for number, one in enumerate(e for e in events["traceEvents"] if e["name"] == PRODUCT):
+        one["args"]["External id"] = 50 + number
+    times = read_device_time(write(tmp_path / "t.json", events), [50, 51])
+    assert times.movable == {PADDED: pytest.approx(200e-6)} and times.obstacle == ""
+    assert times.without_compile == pytest.approx(50e-6)
+    times = read_device_time(write(tmp_path / "t.json", events), [50])
+    assert times.movable == {PADDED: pytest.approx(100e-6)}  # in one of two steps
+
+
+@pytest.mark.parametrize(
+    ("operators", "padded", "reason"),
+    [
+        (["CheckpointFunctionBackward"], [], "recomputed activations"),
+        (["aten::convolution"], [], "which kernels are convolutions"),
+        (["aten::mm"], [7], "which kernels are products"),
+    ],
+)
+def test_work_that_the_trace_does_not_show_leaves_no_bound(
+    operators: list[str], padded: list[int], reason: str, tmp_path: Path
+) -> None:
+    calls = [event("cpu_op", name, 5, 3) for name in operators]  # no launch in them
+    times = read_device_time(write(tmp_path / "t.json", two_steps(*calls)), padded)
+    assert reason in times.obstacle
 
 
 @pytest.mark.parametrize("model", ["bert", "gpt", "resnet"])
@@ -76,13 +110,16 @@ def test_times_of_recorded_traces_agree_with_their_timelines(model: str) -> None
     parts = timeline.parts
     busy = sum(seconds for part, seconds in parts.items() if not part.startswith("idle"))
     assert times.busy == pytest.approx(busy, rel=1e-6)
-    assert times.without_both == pytest.approx(parts["compute"] + parts["data"], rel=0.02)
+    work = parts["compute"] + parts["data"]
+    assert times.without_both + sum(times.movable.values()) >= 0.98 * work
+    assert times.without_both <= 1.02 * work
     assert times.without_both <= times.without_compile <= times.busy <= times.step
-    assert ("convolutions" in times.obstacle) is (model == "resnet")
+    assert times.obstacle == ""
+    assert list(times.movable) == (["convolutions"] if model == "resnet" else [])
 
 
 def test_a_trace_that_cannot_be_used_says_why(tmp_path: Path) -> None:
-    raw: dict[str, Any] = {"trace_file": None, "trace_obstacle": "no room", "unaligned": ""}
+    raw: dict[str, Any] = {"trace_file": None, "trace_obstacle": "no room", "padded": []}
     assert traced(raw) == {"obstacle": "no room"}
     path = write(tmp_path / "t.json", trace(kernel(PRODUCT, 0, 5)))
     assert "no step is recorded" in traced({**raw, "trace_file": str(path)})["obstacle"]

@@ -340,7 +340,7 @@ class Session:
             self._emit_watched(trace_obstacle="a traced step did other work than the usual ones")
             return
         try:
-            self._emit_watched(trace_file=trace.path, unaligned=trace.write())
+            self._emit_watched(trace_file=trace.path, padded=trace.write())
         except Exception as error:  # any error of a profiler: the watch needs none
             with contextlib.suppress(Exception):
                 trace.stop()
@@ -352,8 +352,8 @@ class Session:
             trace, self._trace = self._trace, None
             trace.stop()
 
-    def _emit_watched(self, **trace: str) -> None:
-        known = {"trace_file": None, "trace_obstacle": "", "unaligned": "", **trace}
+    def _emit_watched(self, **trace: Any) -> None:
+        known: dict[str, Any] = {"trace_file": None, "trace_obstacle": "", "padded": [], **trace}
         if self._current:  # the order of a trace
             self._finish(**known)
             return

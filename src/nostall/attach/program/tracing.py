@@ -56,31 +56,32 @@ class Trace:
         self._end()
         self._profile.stop()
 
-    def write(self) -> str:
-        """End the profile, write its file, and return a product that a compiler pads or fuses."""
+    def write(self) -> list[int]:
+        """End the profile and write its file.
+
+        Returns the ids of the products that a compiler pads or fuses, as the file has them.
+        """
         self._profile.stop()
         self._profile.export_chrome_trace(self.path)
-        for event in self._profile.profiler.kineto_results.events():
-            if event.name() in PRODUCTS and (shapes := _unaligned(event)):
-                return f"{event.name()} of {shapes}"
-        return ""
+        events = self._profile.profiler.kineto_results.events()
+        return [e.correlation_id() for e in events if e.name() in PRODUCTS and _is_padded(e)]
 
 
-def _unaligned(event: Any) -> Any:
-    """The shapes of a product that a compiler pads or fuses; None of one that it leaves alone."""
+def _is_padded(event: Any) -> bool:
+    """Whether a compiler pads or fuses a product."""
     is_float32 = set(event.dtypes()) & {"float", "double"}
     multiple = ALIGNED // 2 if is_float32 else ALIGNED
     operands = [shape for shape in event.shapes() if len(shape) > 1][-2:]
     if len(operands) < 2:
-        return None
+        return False
     (rows, inner), columns = operands[0][-2:], operands[1][-1]
     if inner == 1:  # Inductor computes it with pointwise work
-        return operands
+        return True
     touched = rows * inner + inner * columns + rows * columns
     is_inner_largest = inner > rows and inner > columns
     if not is_inner_largest and rows * inner * columns <= NEVER_PADDED * touched:
-        return None
-    return operands if any(size % multiple for size in (rows, inner, columns)) else None
+        return False
+    return any(size % multiple for size in (rows, inner, columns))
 
 
 def trace_obstacle() -> str:

@@ -359,7 +359,7 @@ def _as_program(facts: Mapping[str, Any], seconds: Sequence[float]) -> dict[str,
         "identity": {"model": facts["model_digest"], "sources": {}}, "in_torch": False,
         "images": False, "generates": False, "kernels": (), "obstacle": "", "loader": {},
         "peak_bytes": 0, "main_thread": True, "checksum": [], "trace_file": None,
-        "trace_obstacle": "engines of vLLM are not traced", "unaligned": "",
+        "trace_obstacle": "engines of vLLM are not traced", "padded": [],
     }  # fmt: skip
 
 
