@@ -180,7 +180,7 @@ DTYPE_BYTES = {
 
 Span = tuple[float, float, int]
 """(start, end, thread) of a step or of a wait for the data loader; microseconds."""
-_MAX_DEVICE = 32767
+MAX_DEVICE = 32767
 _NO_ARGUMENTS = EventArguments()
 
 
@@ -321,7 +321,8 @@ class ColumnBuilder:
         self.name.append(self._name_index(event.name))
         self.type.append(role)
         self.stream.append(self._parse_id(args.stream if args.stream is not None else event.tid))
-        self.device.append(min(self._parse_id(args.device), _MAX_DEVICE))
+        device = args.device if args.device is not None else self.lanes.device(event.pid)
+        self.device.append(min(self._parse_id(device), MAX_DEVICE))
         correlation = self._parse_id(args.correlation)
         self.correlation.append(correlation)
         # Old versions of Kineto write the correlation id instead of the operator's id.

@@ -14,6 +14,9 @@ from nostall.workload.traces.operator_cost import OperatorCost
 TIME_UNIT = 1e-6
 """Seconds per unit of time in a trace; ``displayTimeUnit`` only affects trace viewers."""
 
+WHOLE_GRAPH = "CUDA graph"
+"""Start of the name of an activity that is a whole graph, whose kernels are not recorded."""
+
 
 class ActivityType(IntEnum):
     """Types of GPU activities."""
