@@ -168,7 +168,7 @@ def _launches_graph(recording: Recording) -> np.ndarray:
     Other calls can launch several activities, too, for example a copy between two GPUs.
     """
     names = np.array([_GRAPH_LAUNCH.search(name) for name in recording.host_names], bool)
-    return names[recording.calls.name]
+    return np.asarray(names[recording.calls.name])
 
 
 def _host_causes(

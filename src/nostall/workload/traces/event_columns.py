@@ -6,6 +6,7 @@ about the events that are not used go to the user.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import Counter
 
@@ -40,6 +41,8 @@ MIN_DISTANCE = 1e6
 """Smallest distance, in microseconds, of an activity that can be out of the trace's time."""
 UNLAUNCHED_DISTANCE = 60e6
 """The same for an activity whose launch is not recorded, so that nothing contradicts its time."""
+_LAUNCH = re.compile(r"(?:cuda|cu|hip)\w*Launch\w*Kernel")
+"""Names of runtime calls that launch one kernel."""
 MAX_DURATION = 3600e6
 """Longest duration, in microseconds, that may exceed the rest of the trace tenfold."""
 _MIN_RATIO = 10.0
@@ -181,6 +184,7 @@ DTYPE_BYTES = {
 Span = tuple[float, float, int]
 """(start, end, thread) of a step or of a wait for the data loader; microseconds."""
 MAX_DEVICE = 32767
+_STEP_NUMBER = re.compile(r"\d{1,18}$")
 _NO_ARGUMENTS = EventArguments()
 
 
@@ -196,6 +200,8 @@ class ColumnBuilder:
         """Events that are skipped, by reason."""
         self.unknown_categories: Counter[str] = Counter()
         """Events of unknown categories that have a stream or a launch."""
+        self.host_categories: Counter[str] = Counter()
+        """The same for events that have none."""
         self.lanes = Lanes()
         self._unplaced: list[Event] = []
         """Events without a category on lanes that have no names yet."""
@@ -217,6 +223,7 @@ class ColumnBuilder:
         self.thread_process = array("q")
         """Process of each thread of the host."""
         self.steps: list[Span] = []
+        self.step_numbers: set[int] = set()
         self.loading: list[Span] = []
         self.operator_costs: dict[int, OperatorCost] = {}
         self._ids: dict[Scalar, int] = {}
@@ -289,7 +296,7 @@ class ColumnBuilder:
         if len(self._unplaced) < MAX_UNPLACED:
             self._unplaced.append(event)
         else:
-            self._count_unknown(NO_LANE)
+            self._count_unknown(NO_LANE, self.unknown_categories)
         return EventRole.IGNORED
 
     def finish(self) -> None:
@@ -298,7 +305,8 @@ class ColumnBuilder:
         self.events -= len(waiting)
         self.add(waiting)
         for event in self._unplaced:
-            self._count_unknown(f"{NO_LANE} {self.lanes.label(event)}")
+            label = f"{NO_LANE} {self.lanes.label(event)}"
+            self._count_unknown(label, self.unknown_categories)
         self._unplaced = []
 
     def _span(self, event: Event) -> tuple[float, float] | None:
@@ -364,6 +372,8 @@ class ColumnBuilder:
             return
         if name.startswith(PROFILER_STEP):
             self.steps.append((*span, self._thread(event)))
+            if number := _STEP_NUMBER.search(name):
+                self.step_numbers.add(int(number[0]))
         elif name.startswith(DATA_LOADER):
             self.loading.append((*span, self._thread(event)))
         else:
@@ -424,13 +434,14 @@ class ColumnBuilder:
     def _add_unknown(self, event: Event) -> None:
         """Count an event that may be GPU work of a category that nostall does not know."""
         args = event.args or _NO_ARGUMENTS
-        if event.cat is None or (args.stream is None and args.correlation is None):
+        if event.cat is None:
             return
-        self._count_unknown(event.cat)
+        is_host = args.stream is None and args.correlation is None
+        self._count_unknown(event.cat, self.host_categories if is_host else self.unknown_categories)
 
-    def _count_unknown(self, category: str) -> None:
-        if category in self.unknown_categories or len(self.unknown_categories) < MAX_CATEGORIES:
-            self.unknown_categories[category] += 1
+    def _count_unknown(self, category: str, counts: Counter[str]) -> None:
+        if category in counts or len(counts) < MAX_CATEGORIES:
+            counts[category] += 1
 
     def _parse_id(self, value: Scalar) -> int:
         """The number of a stream, device, call or operator; -1 if it is missing or negative.
@@ -466,6 +477,24 @@ class ColumnBuilder:
         usable = has_usable_time(start, end, launch)
         self.note_out_of_time(int((~usable).sum()))
         return np.flatnonzero(usable)
+
+    def lost_work(self) -> list[str]:
+        """A sentence if kernels of recorded launch calls are missing.
+
+        Nothing is known of launches of graphs, whose kernels ROCm gives other ids, nor of traces
+        whose correlation ids do not link activities to calls.
+        """
+        is_launch = np.array([_LAUNCH.match(name) for name in self.host_names], bool)
+        ids = np.array(self.call_correlation, np.int64)
+        ids = ids[is_launch[np.array(self.call_name, np.int32)] & (ids > 0)]
+        has_work = np.isin(ids, np.array(self.correlation, np.int64))
+        lost = int((~has_work).sum())
+        if not lost or not has_work.any():
+            return []
+        return [
+            f"{lost:,} of {pluralize(len(ids), 'launch call')} {'has' if lost == 1 else 'have'} no "
+            "GPU event: it is lost, and its time counts as idle, or a graph captured the call"
+        ]
 
     def activities(self, rows: np.ndarray, origin: float) -> Activities:
         """The activities of some rows, in seconds since ``origin`` (microseconds)."""

@@ -53,7 +53,9 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
     operator_end = np.array(columns.host_end)[is_operator]
     start = np.concatenate((operator_start, np.array(columns.call_start)))
     if not len(start):
-        causes = event_remarks(columns.unusable, columns.unknown_categories)
+        causes = event_remarks(
+            columns.unusable, columns.unknown_categories + columns.host_categories
+        )
         cause = f" ({'; '.join(causes)})" if causes else ""
         raise BadTrace(
             f"{path}: none of its events is GPU work, an operator or a runtime call{cause}; record "

@@ -42,6 +42,8 @@ _SUFFIXES = {
 }
 """What files are by the end of their names."""
 _XPLANE = re.compile(rb"/host:metadata|/device:(?:GPU|TPU|CUSTOM)|/host:CPU")
+_BINARY = re.compile(rb"\n[^{}]{0,64}?[\x00-\x08\x0e-\x1f\x7f-\xff]")
+"""Start of a protobuf message whose first field is a message, as those of Perfetto are."""
 _MAGIC = (
     (b"PK\x03\x04", "is a ZIP archive; unpack it and give the traces in it"),
     (b"\x28\xb5\x2f\xfd", "is compressed with Zstandard; run 'zstd -d {path}' and give the result"),
@@ -71,6 +73,11 @@ def other_format(path: Path) -> str | None:
             return f"{path} {sentence.format(path=path)}"
     if text[:1] == b"\n" and _XPLANE.search(text[:4096]):
         return f"{path} {_SUFFIXES['.xplane.pb']}"
+    if _BINARY.match(text):
+        return (
+            f"{path} is a binary file of protobuf messages; if it is a trace of Perfetto, run "
+            f"'traceconv json {path} trace.json' and give trace.json"
+        )
     if _PAGE.match(text):
         return f"{path} is a web page; download the trace itself"
     if b'"traceEvents"' in text:

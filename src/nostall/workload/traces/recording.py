@@ -115,6 +115,8 @@ class Recording:
     """Start and end of each wait of the host for its data loader, shape [waits, 2]."""
     step_thread: np.ndarray
     """Thread that marks each step."""
+    step_numbers: frozenset[int]
+    """Numbers at the end of the names of the steps."""
     loading_thread: np.ndarray
     """Thread that waits for the data loader."""
     host: HostCalls

@@ -10,7 +10,12 @@ import numpy as np
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
 from nostall.core.text.plurals import pluralize
-from nostall.workload.traces.event_columns import ColumnBuilder, event_remarks, outer_steps, spans
+from nostall.workload.traces.event_columns import (
+    ColumnBuilder,
+    event_remarks,
+    outer_steps,
+    spans,
+)
 from nostall.workload.traces.kineto.schema import Metadata, read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
 from nostall.workload.traces.stream import TraceFile
@@ -77,6 +82,7 @@ def build_recording(
         steps=steps,
         loading=loading,
         step_thread=step_thread,
+        step_numbers=frozenset(columns.step_numbers),
         loading_thread=loading_thread,
         host=columns.host_calls(origin),
         host_names=tuple(columns.host_names),
@@ -92,6 +98,7 @@ def build_recording(
         remarks=(
             *remarks,
             *event_remarks(columns.unusable, columns.unknown_categories),
+            *columns.lost_work(),
             *damage,
         ),
         groups=tuple(columns.groups),

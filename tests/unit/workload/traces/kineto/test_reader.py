@@ -209,6 +209,23 @@ def test_long_but_sound_traces_are_complete(tmp_path: Path) -> None:
     assert (len(recording.activities), recording.remarks) == (3, ())
 
 
+def test_launches_without_work_are_remarked(tmp_path: Path) -> None:
+    """A file that is cut off, or full buffers of the profiler, lack kernels of launches."""
+    events = [
+        one for n in range(1, 6) for one in (launch(9 * n, n), kernel("k", 9 * n, 5, launch=n))
+    ]
+    graph = event("cuda_runtime", "cudaGraphLaunch", 60, 5, correlation=9)
+    callback = event("cuda_runtime", "cudaLaunchHostFunc", 60, 5, correlation=10)
+    whole = read_kineto(write(tmp_path / "t.json", trace(*events, graph, callback)))
+    assert whole.remarks == ()
+    cut = read_kineto(write(tmp_path / "t.json", trace(*events[:-1])))
+    [remark] = cut.remarks
+    assert remark.startswith("1 of 5 launch calls has no GPU event: it is lost")
+    unlinked = [e | {"args": e["args"] | {"correlation": 50}} if e["cat"] == "kernel" else e
+                for e in events]  # fmt: skip
+    assert read_kineto(write(tmp_path / "t.json", trace(*unlinked))).remarks == ()
+
+
 def test_events_of_unknown_categories_are_remarked(tmp_path: Path) -> None:
     recorded = trace(
         kernel("k", 0, 1),
