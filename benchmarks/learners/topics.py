@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.result_file import save
+from benchmarks.learners.convergence import convergence_of
 from nostall.workload.learning.topics.classifier import OpenTopics
 
 SEEDS = range(100, 110)
@@ -96,7 +97,7 @@ def _inferred(seed: int) -> dict[str, Any]:
         "known_accuracy": float((model.predict(data.counts)[known] == data.truth[known]).mean()),
         "convergence": {
             name: {"r_hat": round(c.r_hat, 3), "effective_draws": round(c.effective_draws)}
-            for name, c in model.convergence_.items()
+            for name, c in convergence_of(model.traces_).items()
         },
     }
 

@@ -382,7 +382,8 @@ def _overlap_notes(gpu: GpuCharacterization) -> list[str]:
     return [
         f"{gpu.timeline.recording.path}: {pluralize(count, 'kernel')} of GPU {gpu.timeline.device} "
         f"{'overlaps' if count == 1 else 'overlap'} another kernel of the same stream (branches of "
-        "a CUDA graph, or damaged times); each moment counts once, but sums of kernels count both"
+        "a CUDA graph, dependent launches, or damaged times); each moment counts once, but sums of "
+        "kernels count both"
     ]
 
 

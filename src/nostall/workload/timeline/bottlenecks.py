@@ -52,9 +52,7 @@ def find_bottlenecks(timeline: Timeline, kernels: Sequence[KernelTime] = ()) -> 
     rows = [
         _exposed_communication(timeline),
         _launches(timeline),
-        _input(timeline),
-        _synchronisation(timeline),
-        _host_work(timeline),
+        *_host_waits(timeline),
         _memory_kernels(timeline),
         _products(timeline, kernels),
         _copies(timeline),
@@ -107,40 +105,34 @@ def _launches(timeline: Timeline) -> Bottleneck:
     )
 
 
-def _input(timeline: Timeline) -> Bottleneck:
-    lost = timeline.parts["idle_input"] + timeline.parts["data"]
-    return _bounded(
-        timeline,
-        "the GPU waits for input",
-        lost,
-        lost,
-        "outside nostall: more loader workers, pinned memory, prefetching",
-        "idle time while the host waits for the loader, plus copies to the GPU that nothing hides",
+def _host_waits(timeline: Timeline) -> list[Bottleneck]:
+    """Rows of time that a remedy can save as a whole."""
+    parts = timeline.parts
+    lost_input = parts["idle_input"] + parts["data"]
+    rows = (
+        (
+            "the GPU waits for input",
+            lost_input,
+            "outside nostall: more loader workers, pinned memory, prefetching",
+            "idle time while the host waits for the loader, plus copies to the GPU that nothing "
+            "hides",
+        ),
+        (
+            "the host waits for the GPU before the next launch",
+            parts["idle_sync"],
+            "outside nostall: remove .item(), .cpu() and synchronize() from the step",
+            "idle time in which a synchronising call runs",
+        ),
+        (
+            f"the GPU waits for other work of the host{_longest(timeline, 'idle_host')}",
+            parts["idle_host"],
+            "outside nostall: move the call out of the step, or into another thread",
+            "idle time of host calls without a launch that fill most of a gap",
+        ),
     )
-
-
-def _synchronisation(timeline: Timeline) -> Bottleneck:
-    lost = timeline.parts["idle_sync"]
-    return _bounded(
-        timeline,
-        "the host waits for the GPU before the next launch",
-        lost,
-        lost,
-        "outside nostall: remove .item(), .cpu() and synchronize() from the step",
-        "idle time in which a synchronising call runs",
-    )
-
-
-def _host_work(timeline: Timeline) -> Bottleneck:
-    lost = timeline.parts["idle_host"]
-    return _bounded(
-        timeline,
-        f"the GPU waits for other work of the host{_longest(timeline, 'idle_host')}",
-        lost,
-        lost,
-        "outside nostall: move the call out of the step, or into another thread",
-        "idle time of host calls without a launch that fill most of a gap",
-    )
+    return [
+        _bounded(timeline, problem, lost, lost, remedy, how) for problem, lost, remedy, how in rows
+    ]
 
 
 def _longest(timeline: Timeline, part: str) -> str:

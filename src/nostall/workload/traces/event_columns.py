@@ -138,22 +138,6 @@ OUT_OF_TIME = "with a time far outside the trace"
 NOT_AN_EVENT = "with other JSON than an event"
 
 
-def event_remarks(unusable: Counter[str], unknown_categories: Counter[str]) -> list[str]:
-    """Skipped events, by reason, and events of unknown categories, a sentence each."""
-    remarks = [
-        f"{pluralize(count, 'event')} {reason} {'is' if count == 1 else 'are'} skipped"
-        for reason, count in unusable.items()
-    ]
-    if unknown_categories:
-        names = ", ".join(repr(name[:40]) for name in unknown_categories)
-        count = sum(unknown_categories.values())
-        remarks.append(
-            f"{pluralize(count, 'event')} of unknown categories ({names}) "
-            f"{'is' if count == 1 else 'are'} not counted as GPU work"
-        )
-    return remarks
-
-
 MAX_HOST_NAMES = 100_000
 """Limit of the names of host calls; a trace can have a new name for every call."""
 OTHER_NAMES = "(other names)"
@@ -477,6 +461,21 @@ class ColumnBuilder:
         usable = has_usable_time(start, end, launch)
         self.note_out_of_time(int((~usable).sum()))
         return np.flatnonzero(usable)
+
+    def remarks(self) -> list[str]:
+        """Skipped events, by reason, and events of unknown categories, a sentence each."""
+        remarks = [
+            f"{pluralize(count, 'event')} {reason} {'is' if count == 1 else 'are'} skipped"
+            for reason, count in self.unusable.items()
+        ]
+        if self.unknown_categories:
+            names = ", ".join(repr(name[:40]) for name in self.unknown_categories)
+            count = self.unknown_categories.total()
+            remarks.append(
+                f"{pluralize(count, 'event')} of unknown categories ({names}) "
+                f"{'is' if count == 1 else 'are'} not counted as GPU work"
+            )
+        return remarks
 
     def lost_work(self) -> list[str]:
         """A sentence if kernels of recorded launch calls are missing.

@@ -9,12 +9,7 @@ import numpy as np
 
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
-from nostall.workload.traces.event_columns import (
-    event_remarks,
-    has_usable_time,
-    outer_steps,
-    spans,
-)
+from nostall.workload.traces.event_columns import has_usable_time, outer_steps, spans
 from nostall.workload.traces.kineto.reader import read_columns
 from nostall.workload.traces.kineto.schema import read_metadata
 from nostall.workload.traces.recording import HostCalls, RuntimeCalls
@@ -53,9 +48,8 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
     operator_end = np.array(columns.host_end)[is_operator]
     start = np.concatenate((operator_start, np.array(columns.call_start)))
     if not len(start):
-        causes = event_remarks(
-            columns.unusable, columns.unknown_categories + columns.host_categories
-        )
+        columns.unknown_categories += columns.host_categories
+        causes = columns.remarks()
         cause = f" ({'; '.join(causes)})" if causes else ""
         raise BadTrace(
             f"{path}: none of its events is GPU work, an operator or a runtime call{cause}; record "
@@ -81,7 +75,7 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
         events=columns.events,
         remarks=(
             *file.remarks,
-            *event_remarks(columns.unusable, columns.unknown_categories),
+            *columns.remarks(),
             *([damage] if damage else []),
         ),
     )

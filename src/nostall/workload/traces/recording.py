@@ -136,8 +136,6 @@ class Recording:
     """Schema version of the file."""
     events: int
     """Number of events that were read."""
-    unusable_events: int
-    """Number of these events that have invalid fields and are skipped."""
     remarks: tuple[str, ...] = ()
     """Damage of the file and skipped events, a sentence each; empty: the file is sound."""
     groups: tuple[str, ...] = ()

@@ -132,7 +132,7 @@ def test_a_given_number_of_new_categories_is_a_limit() -> None:
 def test_several_chains_give_diagnostics_and_one_answer() -> None:
     counts, labels, _ = corpus(0)
     model = OpenTopics(eta=0.1, sweeps=30, burn_in=20, chains=2).fit(counts, labels)
-    assert set(model.convergence_) >= {"log density", "topics", "categories"}
+    assert set(model.traces_[1][0]) >= {"log density", "topics", "categories"}
     assert model.chain_ in (0, 1)
     assert len(model.trace_) == 10
 

@@ -21,7 +21,6 @@ from sklearn.cluster import KMeans
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nostall.core.errors import BadInput
-from nostall.workload.learning.diagnostics import Convergence, convergence
 from nostall.workload.learning.topics.categories import (
     UNLIMITED,
     Limits,
@@ -408,8 +407,9 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 for seed in seeds
             ]
             self._draws: list[list[Draw]] = [[] for _ in seeds]
-            self._traces: list[list[dict[str, float]]] = [[] for _ in seeds]
-        for chain, draws, trace in zip(self._chains, self._draws, self._traces, strict=True):
+            self.traces_: list[list[dict[str, float]]] = [[] for _ in seeds]
+            """The monitored scalars of each chain after each sweep that follows burn-in."""
+        for chain, draws, trace in zip(self._chains, self._draws, self.traces_, strict=True):
             self._run(chain, draws, trace)
         return self
 
@@ -434,7 +434,7 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def chain_(self) -> int:
         """Number of the chain with the greatest mean log density after burn-in."""
         check_is_fitted(self, "classes_")
-        means = [np.mean([row["log density"] for row in trace]) for trace in self._traces]
+        means = [np.mean([row["log density"] for row in trace]) for trace in self.traces_]
         return int(np.argmax(means))
 
     @property
@@ -445,7 +445,7 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def trace_(self) -> list[dict[str, float]]:
         """The monitored scalars of the best chain after each sweep that follows burn-in."""
-        return list(self._traces[self.chain_])
+        return list(self.traces_[self.chain_])
 
     @property
     def category_draws_(self) -> Ints:
@@ -475,16 +475,6 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         losses = [np.abs((d[:, None] == d[None, :]) - together).sum() for d in draws]
         best: Ints = draws[int(np.argmin(losses))]
         return best
-
-    @property
-    def convergence_(self) -> dict[str, Convergence]:
-        """R-hat and effective draws of the monitored scalars, after burn-in."""
-        check_is_fitted(self, "classes_")
-        length = min(len(trace) for trace in self._traces)
-        return {
-            name: convergence(np.array([[row[name] for row in t[:length]] for t in self._traces]))
-            for name in self._traces[0][0]
-        }
 
     def _count_new(self, categories: Ints) -> int:
         new = categories[categories >= len(self.classes_)]

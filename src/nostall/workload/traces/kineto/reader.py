@@ -10,12 +10,7 @@ import numpy as np
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
 from nostall.core.text.plurals import pluralize
-from nostall.workload.traces.event_columns import (
-    ColumnBuilder,
-    event_remarks,
-    outer_steps,
-    spans,
-)
+from nostall.workload.traces.event_columns import ColumnBuilder, outer_steps, spans
 from nostall.workload.traces.kineto.schema import Metadata, read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
 from nostall.workload.traces.stream import TraceFile
@@ -47,7 +42,7 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
         cause = "; ".join(file.remarks) or "the list is empty"
         raise BadTrace(f"{path}: no events: {cause}; record the trace again")
     if not columns.start:
-        causes = (*file.remarks, *event_remarks(columns.unusable, columns.unknown_categories))
+        causes = (*file.remarks, *columns.remarks())
         cause = f" ({'; '.join(causes)})" if causes else ""
         raise NoGpuActivity(
             f"{path}: none of {pluralize(columns.events, 'event')} ran on a GPU{cause}; record the "
@@ -94,10 +89,9 @@ def build_recording(
         gpu=next((device.name for device in metadata.devices if device.name), "unknown GPU"),
         schema=metadata.schema,
         events=columns.events,
-        unusable_events=columns.unusable.total(),
         remarks=(
             *remarks,
-            *event_remarks(columns.unusable, columns.unknown_categories),
+            *columns.remarks(),
             *columns.lost_work(),
             *damage,
         ),

@@ -37,7 +37,6 @@ class EventArguments(msgspec.Struct, gc=False):
     """Name of a process or thread, in a metadata event."""
     labels: Scalar = None
     bytes: Scalar = None
-    collective: str | None = msgspec.field(name="Collective name", default=None)
     message_elements: Scalar = msgspec.field(name="In msg nelems", default=None)
     dtype: str | None = None
     group: Scalar = msgspec.field(name="Process Group Name", default=None)
@@ -118,7 +117,7 @@ def _lenient_arguments(value: object) -> EventArguments | None:
             continue
         if name.startswith("input_") or name == "group_ranks":
             fields[name] = msgspec.Raw(json.dumps(value[key]).encode())
-        elif name in ("collective", "dtype"):
+        elif name == "dtype":
             fields[name] = _text(value[key])
         else:
             fields[name] = _scalar(value[key])

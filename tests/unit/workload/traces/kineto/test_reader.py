@@ -46,7 +46,7 @@ def test_columns_and_metadata(tmp_path: Path) -> None:
     )
     recording = read_kineto(write(tmp_path / "t.json.gz", recorded))
     assert (recording.rank, recording.world_size, recording.gpu) == (3, 8, "Test GPU")
-    assert (recording.events, recording.unusable_events, recording.remarks) == (10, 0, ())
+    assert (recording.events, recording.remarks) == (10, ())
     activities = recording.activities
     assert activities.start.tolist() == pytest.approx([0, 10e-6, 30e-6])
     assert activities.type.tolist() == [1, 0, 0]
@@ -118,7 +118,7 @@ def test_impossible_events_are_skipped_and_counted(tmp_path: Path) -> None:
     )
     recording = read_kineto(write(tmp_path / "t.json", recorded))
     assert recording.names == ("good", "late")
-    assert (recording.events, recording.unusable_events) == (11, 8)
+    assert recording.events == 11
     assert recording.activities.stream.tolist() == [7, 3]
     assert set(recording.remarks) == {
         "5 events without a valid start or duration are skipped",
