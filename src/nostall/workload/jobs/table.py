@@ -30,14 +30,14 @@ from nostall.core.text.suggest import unknown, wrong_separator
 from nostall.workload.jobs.record import Architecture, Job, canonical_precision
 
 _HEADER = re.compile(r"\s*(\w+)\s*(?:\[\s*([^\]]*?)\s*\])?\s*")
-_DECIMAL_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BINARY_PREFIXES = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+DECIMAL_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+BINARY_PREFIXES = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _BYTE_UNITS = {
-    f"{prefix}B": factor for prefix, factor in {**_DECIMAL_PREFIXES, **_BINARY_PREFIXES}.items()
+    f"{prefix}B": factor for prefix, factor in {**DECIMAL_PREFIXES, **BINARY_PREFIXES}.items()
 }
 _FLOP_UNITS = {
-    **_DECIMAL_PREFIXES,
-    **{f"{prefix}FLOP": factor for prefix, factor in _DECIMAL_PREFIXES.items()},
+    **DECIMAL_PREFIXES,
+    **{f"{prefix}FLOP": factor for prefix, factor in DECIMAL_PREFIXES.items()},
 }
 _SECOND_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
 _HOUR_UNITS = {"h": 1.0, "s": 1 / 3600, "min": 1 / 60, "d": 24.0}

@@ -87,7 +87,10 @@ def draw_sticks(rng: np.random.Generator, counts: Counts, tables: Ints, gamma: f
 def draw_topic_concentration(
     rng: np.random.Generator, gamma: float, topics: int, tables: int, prior: tuple[float, float]
 ) -> float:
-    """gamma given K topics at T tables (Escobar and West, 1995)."""
+    """gamma given K topics at T tables (Escobar and West, 1995).
+
+    Also the concentration of any Dirichlet process of K components and T members.
+    """
     shape, rate = prior
     auxiliary = rng.beta(gamma + 1.0, tables)
     rate = rate - math.log(auxiliary)
