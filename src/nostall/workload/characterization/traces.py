@@ -425,15 +425,12 @@ def _speedup(timeline: Timeline, question: WhatIf, hardware: Hardware | None) ->
             f"--what-if {question.text}: a trace has too little information for a projection to "
             "another architecture; give a job table, or ask for a rate such as nvlink=x2"
         )
-    if question.factor is None and hardware is None:
+    factor = question.factor if hardware is None else question.factor_on(hardware)
+    if factor is None:
         raise BadInput(
             f"--what-if {question.text}: a trace does not record the rates of its links; add "
             "--hardware, or ask for a factor such as nvlink=x2"
         )
-    factor = question.factor
-    if factor is None:
-        assert hardware is not None
-        factor = question.factor_on(hardware)
     seconds = timeline.parts[PART_OF_RESOURCE[question.resource]]
     return timeline.span / (timeline.span - seconds + seconds / factor)
 

@@ -497,55 +497,44 @@ class ColumnBuilder:
 
     def activities(self, rows: np.ndarray, origin: float) -> Activities:
         """The activities of some rows, in seconds since ``origin`` (microseconds)."""
-        device = np.array(self.device, dtype=np.int16)[rows]
+        columns = self._columns(Activities, "", rows, origin)
+        device = columns["device"]
         if (has_device := device >= 0).any():
             # Some copies in old traces have no device.
             device[~has_device] = device[has_device].min()
-        return Activities(
-            start=(np.array(self.start)[rows] - origin) * TIME_UNIT,
-            end=(np.array(self.end)[rows] - origin) * TIME_UNIT,
-            name=np.array(self.name, dtype=np.int32)[rows],
-            type=np.array(self.type, dtype=np.int8)[rows],
-            stream=np.array(self.stream, dtype=np.int64)[rows],
-            device=device,
-            correlation=np.array(self.correlation, dtype=np.int64)[rows],
-            copied_bytes=np.array(self.copied_bytes)[rows],
-            message_bytes=np.array(self.message_bytes)[rows],
-            operator=np.array(self.operator, dtype=np.int64)[rows],
-            group=np.array(self.group, dtype=np.int32)[rows],
-            sequence=np.array(self.sequence, dtype=np.int64)[rows],
-        )
+        return Activities(**columns)
 
     def calls(self, origin: float) -> RuntimeCalls:
         """The runtime calls, in seconds since ``origin`` (microseconds)."""
         order = np.argsort(np.array(self.call_start), kind="stable")
         waits = np.array([SYNCHRONISING_CALL.search(n) for n in self.host_names], bool)
-        name = np.array(self.call_name, dtype=np.int32)[order]
-        return RuntimeCalls(
-            start=(np.array(self.call_start)[order] - origin) * TIME_UNIT,
-            end=(np.array(self.call_end)[order] - origin) * TIME_UNIT,
-            name=name,
-            thread=np.array(self.call_thread, dtype=np.int32)[order],
-            correlation=np.array(self.call_correlation, dtype=np.int64)[order],
-            external=np.array(self.call_external, dtype=np.int64)[order],
-            synchronizes=waits[name],
-        )
+        columns = self._columns(RuntimeCalls, "call_", order, origin)
+        return RuntimeCalls(**columns, synchronizes=waits[columns["name"]])
 
     def host_calls(self, origin: float, rows: np.ndarray | None = None) -> HostCalls:
         """The operators and annotations, in seconds since ``origin``, the longer one first.
 
         ``rows``: mask of those that are wanted; None: all.
         """
-        start, end = np.array(self.host_start), np.array(self.host_end)
-        order = np.lexsort((-end, start))
+        order = np.lexsort((-np.array(self.host_end), np.array(self.host_start)))
         order = order if rows is None else order[rows[order]]
-        return HostCalls(
-            start=(start[order] - origin) * TIME_UNIT,
-            end=(end[order] - origin) * TIME_UNIT,
-            name=np.array(self.host_name, dtype=np.int32)[order],
-            thread=np.array(self.host_thread, dtype=np.int32)[order],
-            is_operator=np.array(self.host_is_operator, dtype=bool)[order],
-        )
+        columns = self._columns(HostCalls, "host_", order, origin)
+        columns["is_operator"] = columns["is_operator"].astype(bool)
+        return HostCalls(**columns)
+
+    def _columns(
+        self,
+        table: type[Activities | RuntimeCalls | HostCalls],
+        prefix: str,
+        rows: np.ndarray,
+        origin: float,
+    ) -> dict[str, np.ndarray]:
+        """Some rows of the columns of a table, which are collected here with a prefix."""
+        names = [name for name in table.__dataclass_fields__ if hasattr(self, prefix + name)]
+        columns = {name: np.array(getattr(self, prefix + name))[rows] for name in names}
+        for edge in ("start", "end"):
+            columns[edge] = (columns[edge] - origin) * TIME_UNIT
+        return columns
 
 
 def outer_steps(columns: ColumnBuilder) -> list[Span]:
