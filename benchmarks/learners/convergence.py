@@ -1,4 +1,4 @@
-"""Convergence of Markov chains (split R-hat, effective sample size).
+"""Convergence of Markov chains (split R-hat, effective sample size), and novelty in their draws.
 
 Source: Vehtari et al., "Rank-normalization, folding, and localization", Bayesian Analysis 2021
 (the formulas without rank normalization), and Geyer's initial monotone sequence.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nostall.workload.learning.diagnostics import Floats
+from nostall.workload.learning.topics.classifier import OpenTopics
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,9 @@ def convergence_of(traces: Sequence[Sequence[Mapping[str, float]]]) -> dict[str,
         name: convergence(np.array([[row[name] for row in t[:length]] for t in traces]))
         for name in traces[0][0]
     }
+
+
+def training_novelty(model: OpenTopics) -> Floats:
+    """Share of the draws in which each training document is of a new category."""
+    share: Floats = (model.category_draws_ >= len(model.classes_)).mean(axis=0)
+    return share

@@ -6,7 +6,7 @@ Modelled slow-down of a traced step if it were distributed over several nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -461,15 +461,7 @@ def _host_json(host: HostTimeline) -> dict[str, Any]:
         "seconds": host.span,
         "steps": host.steps,
         "parts_seconds": dict(host.parts),
-        "top_operators": [
-            {
-                "name": operator.name,
-                "calls": operator.calls,
-                "self_seconds": operator.self_seconds,
-                "seconds": operator.seconds,
-            }
-            for operator in host.operators[:MAX_KERNELS]
-        ],
+        "top_operators": [asdict(operator) for operator in host.operators[:MAX_KERNELS]],
     }
 
 

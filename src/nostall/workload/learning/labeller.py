@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesClassifier
-from sklearn.model_selection import StratifiedKFold
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 from nostall.core.errors import BadInput
 from nostall.workload.learning.diagnostics import fit_temperature, softmax
@@ -83,7 +83,7 @@ class KindLabeller:
         self.vocabulary = vocabulary_of(d.operators for d in documents)
         self.features = self.features_of(documents)
         self.kinds, classes = np.unique([d.kind for d in documents], return_inverse=True)
-        self.forest = self._fitted(self.features, classes)
+        self.forest = self._forest().fit(self.features, classes)
         self.classes = classes
         self.held_out = self._held_out_votes(classes)
         """Votes by labelled program and kind, of forests that have not seen the program."""
@@ -140,18 +140,16 @@ class KindLabeller:
         shares: Floats = np.sqrt(counts / np.maximum(1.0, counts.sum(axis=1, keepdims=True)))
         return shares
 
-    def _fitted(self, features: Floats, classes: NDArray[np.int64]) -> ExtraTreesClassifier:
-        forest = ExtraTreesClassifier(TREES, random_state=SEED)
-        return forest.fit(features, classes)
+    def _forest(self) -> ExtraTreesClassifier:
+        return ExtraTreesClassifier(TREES, random_state=SEED)
 
     def _held_out_votes(self, classes: NDArray[np.int64]) -> Floats:
         """Cross-validation over documents."""
         folds = min(FOLDS, int(np.bincount(classes).min()))
         splits = StratifiedKFold(folds, shuffle=True, random_state=SEED)
-        votes = np.zeros((len(classes), len(self.kinds)))
-        for train, test in splits.split(self.features, classes):
-            part = self._fitted(self.features[train], classes[train])
-            votes[np.ix_(test, part.classes_)] = part.predict_proba(self.features[test])
+        votes: Floats = cross_val_predict(
+            self._forest(), self.features, classes, cv=splits, method="predict_proba"
+        )
         return votes
 
     def _threshold(self, classes: NDArray[np.int64]) -> float:
@@ -163,7 +161,7 @@ class KindLabeller:
             hidden = np.isin(classes, order[fold::FOLDS])
             if len(set(classes[~hidden])) < 2:
                 continue
-            forest = self._fitted(self.features[~hidden], classes[~hidden])
+            forest = self._forest().fit(self.features[~hidden], classes[~hidden])
             novelties.append(1.0 - forest.predict_proba(self.features[hidden]).max(axis=1))
         if not novelties:
             return DEFAULT_THRESHOLD

@@ -61,7 +61,6 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
     num_rejected = int((~usable).sum())
     columns.note_out_of_time(num_rejected)
     metadata, damage = read_metadata(file.frame, is_complete=file.end_damage is None)
-    distributed = metadata.distributed
     is_operator[is_operator] = usable[: len(operator_start)]
     return HostRecording(
         path=path,
@@ -70,8 +69,8 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
         calls=columns.calls(origin),
         steps=spans(outer_steps(columns), origin)[0],
         loading=spans(columns.loading, origin)[0],
-        rank=distributed.rank if distributed else None,
-        world_size=distributed.world_size if distributed else None,
+        rank=metadata.rank,
+        world_size=metadata.world_size,
         events=columns.events,
         remarks=(
             *file.remarks,

@@ -18,12 +18,7 @@ from nostall.core.text.plurals import pluralize
 from nostall.workload.traces.event_columns import MAX_DEVICE, ColumnBuilder
 from nostall.workload.traces.kineto.categories import DATA_LOADER, PROFILER_STEP
 from nostall.workload.traces.kineto.reader import build_recording
-from nostall.workload.traces.kineto.schema import (
-    DeviceProperties,
-    Event,
-    EventArguments,
-    Metadata,
-)
+from nostall.workload.traces.kineto.schema import Event, EventArguments, Metadata
 from nostall.workload.traces.recording import WHOLE_GRAPH, Recording
 
 MAGIC = b"SQLite format 3\x00"
@@ -117,15 +112,13 @@ class _Export:
                 f"{self.path}: Nsight Systems recorded no GPU work; record with 'nsys profile "
                 "--trace=cuda,nvtx'"
             )
-        return build_recording(
-            self.path, columns, Metadata(devices=self._devices()), remarks=self._remarks()
-        )
+        return build_recording(self.path, columns, self._metadata(), remarks=self._remarks())
 
-    def _devices(self) -> list[DeviceProperties]:
+    def _metadata(self) -> Metadata:
         if "name" not in self.columns.get("TARGET_INFO_GPU", ()):
-            return []
+            return Metadata()
         rows = self.database.execute('SELECT name FROM "TARGET_INFO_GPU"').fetchall()
-        return [DeviceProperties(name=str(name)) for (name,) in rows if name]
+        return next((Metadata(gpu=str(name)) for (name,) in rows if name), Metadata())
 
     def _gpus(self) -> dict[tuple[int, int], int]:
         """GPU by process and its own number of it: CUDA_VISIBLE_DEVICES renumbers GPUs."""

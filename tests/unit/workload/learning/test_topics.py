@@ -80,7 +80,7 @@ def test_a_category_without_labels_is_found() -> None:
     predicted = model.predict(counts)
     assert (predicted[truth == 3] == NEW).mean() > 0.9
     assert (predicted[truth < 3] == truth[truth < 3]).mean() > 0.9
-    assert model.training_novelty_[truth == 3].mean() > 0.9
+    assert (model.category_draws_[:, truth == 3] >= len(model.classes_)).mean() > 0.9
     assert sum(model.new_kinds_.values()) == pytest.approx(1)
     assert len(model.partition()) == len(truth)
     assert model.predict_proba(counts).sum(axis=1) == pytest.approx(1)

@@ -457,12 +457,6 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.array([draw.category_of for draw in self.draws_])
 
     @property
-    def training_novelty_(self) -> Floats:
-        """Share of the draws in which each training document is of a new category."""
-        share: Floats = (self.category_draws_ >= len(self.classes_)).mean(axis=0)
-        return share
-
-    @property
     def new_kinds_(self) -> dict[int, float]:
         """Posterior of the number of new kinds (of at least ``smallest_kind`` documents)."""
         counts = [self._count_new(draw) for draw in self.category_draws_]

@@ -66,7 +66,6 @@ def build_recording(
     rows = rows[np.argsort(np.array(columns.start)[rows], kind="stable")]
     # Times count from the epoch; subtracting before scaling keeps nanoseconds in a float64.
     origin = columns.start[rows[0]]
-    distributed = metadata.distributed
     steps, step_thread = spans(outer_steps(columns), origin)
     loading, loading_thread = spans(columns.loading, origin)
     return Recording(
@@ -84,9 +83,9 @@ def build_recording(
         thread_process=np.array(columns.thread_process, dtype=np.int64),
         operator_costs=columns.operator_costs,
         origin=origin * TIME_UNIT,
-        rank=distributed.rank if distributed else None,
-        world_size=distributed.world_size if distributed else None,
-        gpu=next((device.name for device in metadata.devices if device.name), "unknown GPU"),
+        rank=metadata.rank,
+        world_size=metadata.world_size,
+        gpu=metadata.gpu,
         schema=metadata.schema,
         events=columns.events,
         remarks=(
