@@ -69,9 +69,16 @@ def _bounded(
     recoverable = min(max(recoverable, 0.0), 0.999 * timeline.span)
     if recoverable <= MIN_SHARE * timeline.span:
         method = f"less than {MIN_SHARE:.1%} of the span: {method}"
-        return Bottleneck(problem, seconds, None, None, remedy, method, 0.0)
+        return _unbounded(problem, seconds, remedy, method, is_idle=False)
     max_speedup = timeline.span / (timeline.span - recoverable)
     return Bottleneck(problem, seconds, recoverable, max_speedup, remedy, method, recoverable)
+
+
+def _unbounded(
+    problem: str, seconds: float, remedy: str, method: str, *, is_idle: bool = True
+) -> Bottleneck:
+    """A row without a bound; idle time ranks by its seconds."""
+    return Bottleneck(problem, seconds, None, None, remedy, method, seconds if is_idle else 0.0)
 
 
 def _exposed_communication(timeline: Timeline) -> Bottleneck:
@@ -169,14 +176,12 @@ def _products(timeline: Timeline, kernels: Sequence[KernelTime]) -> Bottleneck:
     ]
     compute = timeline.parts["compute"]
     if not products:
-        return Bottleneck(
+        return _unbounded(
             "matrix products, convolutions and attention",
             compute,
-            None,
-            None,
             TUNE,
             "unknown: a bound needs --hardware, and shapes in the trace (record_shapes=True)",
-            0.0,
+            is_idle=False,
         )
     recoverable = sum(k.roofline_seconds - roofline.roof_seconds for k, roofline in products)
     placed = sum(kernel.roofline_seconds for kernel, _ in products)
@@ -191,15 +196,12 @@ def _products(timeline: Timeline, kernels: Sequence[KernelTime]) -> Bottleneck:
 
 
 def _copies(timeline: Timeline) -> Bottleneck:
-    copies = timeline.parts["copies"]
-    return Bottleneck(
+    return _unbounded(
         "copies on and from the GPU that nothing hides",
-        copies,
-        None,
-        None,
+        timeline.parts["copies"],
         "outside nostall: avoid them, or copy in another stream",
         "unknown: the trace does not show which copies are needed",
-        0.0,
+        is_idle=False,
     )
 
 
@@ -211,7 +213,7 @@ def _single_gaps(timeline: Timeline) -> Bottleneck:
         for gap in gaps[:MAX_SINGLE_GAPS]
     )
     more = f" and {len(gaps) - MAX_SINGLE_GAPS} more" if len(gaps) > MAX_SINGLE_GAPS else ""
-    return _idle_row(
+    return _unbounded(
         f"gaps that occur once ({named}{more})",
         timeline.parts["idle_once"],
         "outside nostall: record several steps after the warm-up, to see whether they recur",
@@ -223,28 +225,23 @@ def _single_gaps(timeline: Timeline) -> Bottleneck:
 def _other_idle(timeline: Timeline) -> list[Bottleneck]:
     other = timeline.other
     return [
-        _idle_row(
+        _unbounded(
             "the GPU does not begin work that is launched",
             other[OtherIdle.QUEUED],
             f"{FUSE}; or fewer dependences between streams",
             "unknown: the gap between two kernels, a wait for another stream or GPU, or work that "
             "is not recorded",
         ),
-        _idle_row(
+        _unbounded(
             "gaps between the kernels of a CUDA graph",
             other[OtherIdle.GRAPH],
             FUSE,
             "unknown: the GPU itself launches the kernels of a graph",
         ),
-        _idle_row(
+        _unbounded(
             "the GPU is idle before work without a recorded launch",
             other[OtherIdle.UNKNOWN],
             "record the runtime calls, too (ProfilerActivity.CPU)",
             "unknown: without the launch of the next kernel the cause of a gap is not known",
         ),
     ]
-
-
-def _idle_row(problem: str, seconds: float, remedy: str, method: str) -> Bottleneck:
-    """A row of idle time that has no bound."""
-    return Bottleneck(problem, seconds, None, None, remedy, method, seconds)
