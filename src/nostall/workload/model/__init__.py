@@ -5,3 +5,7 @@ Each is an amount over 70 % of a peak rate, and nothing overlaps.  nostall adds 
 weight traffic, efficiencies that depend on size, a bound for perfect overlap and weighted
 populations.  All results are modelled.
 """
+
+from nostall.workload.model.population import Projection
+
+__all__ = ["Projection"]
