@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.result_file import save
+from benchmarks.learners.convergence import training_novelty
 from benchmarks.learners.figures import calibration_error
 from benchmarks.learners.hidden_kinds import (
     Split,
@@ -134,7 +135,7 @@ def _topics(split: Split) -> tuple[Array, Array, Array]:
     labels[split.is_labelled] = classes
     model = topic_model().fit(counts, labels)
     free = counts[~split.is_labelled]
-    return kinds, model.predict_proba(free), model.training_novelty_[~split.is_labelled]
+    return kinds, model.predict_proba(free), training_novelty(model)[~split.is_labelled]
 
 
 METHODS: dict[str, Callable[[Split], tuple[Array, Array, Array]]] = {

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.result_file import save
+from benchmarks.learners.convergence import convergence_of, training_novelty
 from nostall.workload.learning.topics.classifier import OpenTopics
 
 SEEDS = range(100, 110)
@@ -92,11 +93,11 @@ def _inferred(seed: int) -> dict[str, Any]:
         "new_kinds": max(kinds, key=lambda n: kinds[n]),
         "posterior": kinds,
         "rand_index": round(adjusted_rand_score(data.truth[free], partition), 4),
-        "novelty_auroc": roc_auc_score(data.truth[free] >= KNOWN, model.training_novelty_[free]),
+        "novelty_auroc": roc_auc_score(data.truth[free] >= KNOWN, training_novelty(model)[free]),
         "known_accuracy": float((model.predict(data.counts)[known] == data.truth[known]).mean()),
         "convergence": {
             name: {"r_hat": round(c.r_hat, 3), "effective_draws": round(c.effective_draws)}
-            for name, c in model.convergence_.items()
+            for name, c in convergence_of(model.traces_).items()
         },
     }
 

@@ -92,7 +92,7 @@ def findings(population: Population) -> dict[str, float]:
     assert ps_workers is not None
     ported = [project_job(j, Architecture.ALLREDUCE_LOCAL, hardware) for j in ps_workers.jobs]
     is_faster = [not p.obstacle and p.throughput_speedup > 1 for p in ported]
-    fourfold = sweep_rate(ps_workers.jobs, hardware, Resource.ETHERNET, [4 * hardware.ethernet])
+    fourfold = sweep_rate(ps_workers.jobs, hardware, Resource.ETHERNET, [4])
     gpu_times = population.weights("gpu")
     ps_gpu_times = [
         gpu_time

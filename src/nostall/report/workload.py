@@ -237,12 +237,7 @@ MIN_JOBS = 10
 """Jobs from which a distribution is drawn; below, each job's bar or row says more."""
 
 # CSS classes, defined in workload.css.
-STEP_PART_STYLES = {
-    "data": "c-data",
-    "compute": "c-compute",
-    "memory": "c-memory",
-    "weights": "c-weights",
-}
+STEP_PART_STYLES = {part: f"c-{part}" for part in STEP_PARTS}
 ARCHITECTURE_WORDS = {
     Architecture.SINGLE: "one worker with one GPU",
     Architecture.MULTI_GPU: "one worker with several GPUs, weights in host memory",

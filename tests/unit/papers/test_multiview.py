@@ -25,7 +25,7 @@ from nostall.papers.multiview.views import (
     view_energy,
 )
 from nostall.papers.multiview.views import view_gradient as gradient_of_views
-from nostall.workload.learning.diagnostics import convergence, fit_temperature, softmax
+from nostall.workload.learning.diagnostics import fit_temperature, softmax
 from tests.unit.papers.view_states import LABEL_PAIRS, STEPS, view_pair
 from tests.unit.workload.learning.invariance import LIMIT, largest_z
 
@@ -152,7 +152,7 @@ def test_a_missing_view_is_marginalised() -> None:
     held_out[:, 4:] = np.nan
     assert (model.predict(held_out) == truth).mean() > 0.7
     assert model.predict_proba(held_out).sum(axis=1) == pytest.approx(1)
-    assert set(model.convergence_) >= {"hinge loss", "components"}
+    assert set(model.trace_[0]) >= {"hinge loss", "components"}
 
 
 @pytest.mark.slow
@@ -210,12 +210,8 @@ def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
 
 
 @pytest.mark.slow
-def test_diagnostics_and_calibration() -> None:
+def test_calibration() -> None:
     rng = np.random.default_rng(4)
-    independent = convergence(rng.standard_normal((4, 500)))
-    assert independent.r_hat == pytest.approx(1, abs=0.02) and independent.effective_draws > 1000
-    apart = convergence(rng.standard_normal((2, 100)) + np.array([[0.0], [5.0]]))
-    assert apart.r_hat > 2
     classes = rng.integers(3, size=3000)
     logits = np.eye(3)[classes] * 2 + rng.gumbel(size=(3000, 3))
     sharp = 5 * logits

@@ -20,7 +20,6 @@ from nostall.papers.multiview.sampler import (
     StepSize,
     draw_assignments,
     draw_components,
-    draw_concentration,
     draw_frequencies,
     draw_latent,
     draw_scales,
@@ -36,6 +35,7 @@ from nostall.papers.multiview.views import (
     ViewParameters,
     draw_view,
 )
+from nostall.workload.learning.topics.classifier import draw_topic_concentration
 from tests.unit.workload.learning.invariance import Statistics
 
 ITEMS, DIMENSIONS, FREQUENCIES = 5, 2, 5
@@ -202,7 +202,7 @@ def _frequencies(
 def _concentration(
     rng: np.random.Generator, model: Model, state: State, components: Components
 ) -> tuple[State, Components | None]:
-    drawn = draw_concentration(
+    drawn = draw_topic_concentration(
         rng, state.concentration, len(components.means), FREQUENCIES, PRIORS.concentration
     )
     return replace(state, concentration=drawn), components

@@ -42,7 +42,7 @@ from nostall.workload.characterization.kinds import (
 from nostall.workload.characterization.scaling import NodeSlowdown
 from nostall.workload.hardware.file import CANDIDATES, default_hardware
 from nostall.workload.jobs.steps import is_step_table, read_steps
-from nostall.workload.jobs.table import is_table
+from nostall.workload.jobs.table import ColumnNames, is_table, parse_column_names
 from nostall.workload.model.breakdown import STEP_PARTS
 from nostall.workload.traces.chakra.reader import ChakraTrace, read_chakra
 from nostall.workload.traces.nsight import is_sqlite
@@ -352,6 +352,13 @@ def characterize(
             help="ethernet=100Gb/s, memory=x2, to=allreduce-local or nodes=4. Can be repeated."
         ),
     ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column of a table by the field that it has: 'flops [T]=tflop'. Columns that are "
+            "no field are left out. Can be repeated."
+        ),
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML page to this file.")] = None,
     kinds: Annotated[
         bool, typer.Option(help="Label each trace with a kind of model (extra learn).")
@@ -377,7 +384,8 @@ def characterize(
     tables are modelled (arXiv:1910.05930). Input that cannot be read is skipped and counted. Exit
     code 2 if nothing can be read.
     """
-    paths = _input_files(inputs)
+    names = parse_column_names(column or ())
+    paths = _input_files(inputs, names)
     if learn is not None:
         learn_traces(paths, kind, learn)
         return
@@ -386,7 +394,7 @@ def characterize(
         require_traces(paths, "--kinds")
         require_learners()
     bar = ReadProgress(paths, enabled=not quiet and format is Format.TABLE)
-    result = _characterize(paths, hardware, what_if or (), processes, bar)
+    result = _characterize(paths, hardware, what_if or (), names, processes, bar)
     labels = characterize_kinds(paths, corpus) if needs_labels else None
     page = _write_page(result, report, labels) if report is not None else None
     if format is Format.JSON:
@@ -406,6 +414,7 @@ def _characterize(
     paths: Sequence[Path],
     hardware: str | None,
     what_if: Sequence[str],
+    names: ColumnNames,
     processes: int,
     bar: ReadProgress,
 ) -> Result:
@@ -413,9 +422,9 @@ def _characterize(
     known_hardware = load_hardware(hardware) if hardware else None
     if not is_table(paths[0]):
         return _characterize_traces(paths, known_hardware, questions, processes, bar)
-    if is_step_table(paths[0]):
-        return _characterize_steps(paths, known_hardware, questions)
-    return _characterize_jobs(paths, known_hardware, questions)
+    if is_step_table(paths[0], names):
+        return _characterize_steps(paths, known_hardware, questions, names)
+    return _characterize_jobs(paths, known_hardware, questions, names)
 
 
 def _show(result: Result, *, is_default: bool) -> None:
@@ -429,7 +438,7 @@ def _show(result: Result, *, is_default: bool) -> None:
             show_traces(result)
 
 
-def _input_files(inputs: Sequence[Path]) -> list[Path]:
+def _input_files(inputs: Sequence[Path], names: ColumnNames) -> list[Path]:
     """The input files, with the traces of each directory in its place.
 
     Raises :class:`~nostall.core.errors.BadInput` for different kinds of input.
@@ -442,7 +451,7 @@ def _input_files(inputs: Sequence[Path]) -> list[Path]:
             f"{tables[0]} is a table and {trace} is not; characterize tables and traces in "
             "separate calls"
         )
-    kinds = {path: is_step_table(path) for path in tables}
+    kinds = {path: is_step_table(path, names) for path in tables}
     if len(set(kinds.values())) > 1:
         steps = next(path for path, is_steps in kinds.items() if is_steps)
         jobs = next(path for path, is_steps in kinds.items() if not is_steps)
@@ -468,13 +477,15 @@ def _traces_in(path: Path) -> list[Path]:
     return traces
 
 
-def _read_tables(paths: Sequence[Path], read: Callable[[Path], T]) -> tuple[list[T], list[str]]:
+def _read_tables(
+    paths: Sequence[Path], names: ColumnNames, read: Callable[[Path, ColumnNames], T]
+) -> tuple[list[T], list[str]]:
     """(tables, reasons for files that cannot be read)."""
     tables: list[T] = []
     unreadable: list[str] = []
     for path in paths:
         try:
-            tables.append(read(path))
+            tables.append(read(path, names))
         except BadJob as error:
             unreadable.append(str(error))
     if not tables:
@@ -483,17 +494,23 @@ def _read_tables(paths: Sequence[Path], read: Callable[[Path], T]) -> tuple[list
 
 
 def _characterize_jobs(
-    paths: Sequence[Path], hardware: Hardware | None, questions: Sequence[WhatIf]
+    paths: Sequence[Path],
+    hardware: Hardware | None,
+    questions: Sequence[WhatIf],
+    names: ColumnNames,
 ) -> JobsCharacterization:
-    tables, unreadable = _read_tables(paths, read_jobs)
+    tables, unreadable = _read_tables(paths, names, read_jobs)
     hardware = hardware or default_hardware(job for table in tables for job in table.jobs)
     return characterize_jobs(tables, hardware, questions, unreadable)
 
 
 def _characterize_steps(
-    paths: Sequence[Path], hardware: Hardware | None, questions: Sequence[WhatIf]
+    paths: Sequence[Path],
+    hardware: Hardware | None,
+    questions: Sequence[WhatIf],
+    names: ColumnNames,
 ) -> ScalingCharacterization:
-    tables, unreadable = _read_tables(paths, read_steps)
+    tables, unreadable = _read_tables(paths, names, read_steps)
     hardware = hardware or load_hardware(NETWORK_HARDWARE)
     return characterize_steps(tables, hardware, questions, unreadable)
 

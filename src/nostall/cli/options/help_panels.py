@@ -23,7 +23,8 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Input": (
         "kernel", "launch", "arch", "ptxas_options", "assemblers", "recording", "inputs",
         "backward", "dtype", "layers", "device", "gpu_memory", "hardware", "mesh", "corpus",
-        "policy", "processes", "page_size", "window", "costs", "kv_tokens", "rate", "acceptance",
+        "column", "policy", "processes", "page_size", "window", "costs", "kv_tokens", "rate",
+        "acceptance",
     ),
     "Search": (
         "search", "strategy", "seed", "seconds", "evaluations", "resume", "native", "pdl",

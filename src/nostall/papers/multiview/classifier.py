@@ -27,7 +27,7 @@ from nostall.papers.multiview.views import (
     expected_features,
     latent_posterior,
 )
-from nostall.workload.learning.diagnostics import Convergence, convergence, fit_temperature, softmax
+from nostall.workload.learning.diagnostics import fit_temperature, softmax
 
 
 @dataclass(frozen=True)
@@ -211,17 +211,6 @@ class MaxMarginMultiView(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 gain = np.maximum(0.0, self.margin + scores) - np.maximum(0.0, self.margin - scores)
                 logits[number, rows] = 2 * self.cost * gain
         return logits
-
-    @property
-    def convergence_(self) -> dict[str, Convergence]:
-        """R-hat and effective draws of the monitored scalars, after burn-in."""
-        check_is_fitted(self, "classes_")
-        traces = [trace for *_, trace in self._chains]
-        length = min(len(trace) for trace in traces)
-        return {
-            name: convergence(np.array([[row[name] for row in t[:length]] for t in traces]))
-            for name in traces[0][0]
-        }
 
     @property
     def trace_(self) -> list[dict[str, float]]:

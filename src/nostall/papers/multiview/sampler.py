@@ -34,11 +34,13 @@ from nostall.papers.multiview.views import (
     Spectrum,
     View,
     ViewParameters,
+    draw_normal,
     draw_view,
     features,
     view_energy,
     view_gradient,
 )
+from nostall.workload.learning.topics.classifier import draw_topic_concentration
 
 STEPS = 5
 """Leapfrog steps of one proposal."""
@@ -314,18 +316,6 @@ def draw_wishart(rng: np.random.Generator, degrees: float, scale: Floats) -> Flo
     return factor @ factor.T
 
 
-def draw_concentration(
-    rng: np.random.Generator, alpha: float, components: int, count: int, prior: tuple[float, float]
-) -> float:
-    """alpha given the number of components of ``count`` members (Escobar and West, 1995)."""
-    shape, rate = prior
-    auxiliary = rng.beta(alpha + 1.0, count)
-    rate = rate - math.log(auxiliary)
-    odds = (shape + components - 1.0) / (count * rate)
-    is_first = rng.random() < odds / (1.0 + odds)
-    return float(rng.gamma(shape + components - (0 if is_first else 1), 1.0 / rate))
-
-
 _SMALLEST = 1e-6
 """Lower bound of C |u|: the inverse Gaussian distribution has no limit at 0."""
 
@@ -361,14 +351,6 @@ def draw_variance(rng: np.random.Generator, weights: Floats, priors: Priors) -> 
     shape, rate = priors.weights
     precision = rng.gamma(shape + weights.size / 2, 1.0 / (rate + float((weights**2).sum()) / 2))
     return float(1.0 / precision)
-
-
-def draw_normal(rng: np.random.Generator, precision: Floats, linear: Floats) -> Floats:
-    """Draw from N(A^-1 b, A^-1) for a precision A (n, n) and b (n,)."""
-    factor = np.linalg.cholesky(precision)
-    mean = np.linalg.solve(factor.T, np.linalg.solve(factor, linear))
-    noise: Floats = np.linalg.solve(factor.T, rng.standard_normal(len(linear)))
-    return mean + noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,7 +476,7 @@ def _draw_spectrum(
         state.frequency_step.value,
     )
     count = len(frequencies)
-    concentration = draw_concentration(
+    concentration = draw_topic_concentration(
         rng, state.concentration, len(components.means), count, model.priors.concentration
     )
     step = state.frequency_step.adapted(acceptance) if adapt else state.frequency_step

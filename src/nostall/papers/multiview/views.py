@@ -105,7 +105,9 @@ def draw_view(
     """One Gibbs sweep over the parameters of a view, from the items that have it."""
     values, z = view.values[view.present], latent[view.present]
     columns, dimensions = old.loadings.shape
-    loadings = _draw_loadings(rng, values - old.offset, z, old)
+    # The rows of W_v are independent and share the precision tau Z'Z + diag(r).
+    shared = old.noise_precision * z.T @ z + np.diag(old.relevance)
+    loadings = draw_normal(rng, shared, old.noise_precision * z.T @ (values - old.offset)).T
     residual = values - z @ loadings.T
     precision = len(values) * old.noise_precision + priors.offset_precision
     offset = old.noise_precision * residual.sum(axis=0) / precision
@@ -119,17 +121,12 @@ def draw_view(
     return ViewParameters(loadings, offset, float(noise), relevance)
 
 
-def _draw_loadings(
-    rng: np.random.Generator, centred: Floats, latent: Floats, old: ViewParameters
-) -> Floats:
-    """W_v: its rows are independent and share the precision A = tau Z'Z + diag(r)."""
-    precision = old.noise_precision * latent.T @ latent + np.diag(old.relevance)
+def draw_normal(rng: np.random.Generator, precision: Floats, linear: Floats) -> Floats:
+    """Draw from N(A^-1 b, A^-1) for a precision A (n, n), and b (n,) or each column of (n, k)."""
     factor = np.linalg.cholesky(precision)
-    linear = old.noise_precision * latent.T @ centred
     mean = np.linalg.solve(factor.T, np.linalg.solve(factor, linear))
-    noise = np.linalg.solve(factor.T, rng.standard_normal(mean.shape))
-    loadings: Floats = (mean + noise).T
-    return loadings
+    noise: Floats = np.linalg.solve(factor.T, rng.standard_normal(linear.shape))
+    return mean + noise
 
 
 def latent_posterior(

@@ -165,7 +165,7 @@ def characterize_jobs(
         resource_ranking=population.resource_ranking("gpu"),
         porting=tuple(_porting(population)),
         what_if=tuple(_what_if(population, question) for question in questions),
-        sweeps=tuple(_sweep(jobs, hardware, resource) for resource in existing),
+        sweeps=tuple(sweep_rate(jobs, hardware, r, RATE_FACTORS) for r in existing),
         skip_reasons=(*unreadable, *skip_reasons),
         num_skipped=num_skipped,
         num_unreadable=len(unreadable),
@@ -268,19 +268,3 @@ def _what_if(population: Population, question: WhatIf) -> WhatIfResult:
     mean_by_gpu = sum(s * w for s, w in zip(speedups, weights, strict=True)) / sum(weights)
     mean_by_job = sum(speedups) / len(speedups)
     return WhatIfResult(question.text, len(speedups), mean_by_job, mean_by_gpu)
-
-
-def _sweep(jobs: Sequence[Job], hardware: Hardware, resource: Resource) -> RateSweep:
-    if resource is not Resource.COMPUTE:
-        rate = hardware.rate(resource)
-        return sweep_rate(jobs, hardware, resource, [rate * factor for factor in RATE_FACTORS])
-    # Each precision has a peak of its own, so compute is swept in factors instead of rates.
-    base = [model_step(job, hardware).total for job in jobs]
-    rows = [
-        tuple(
-            b / model_step(j, hardware.scaled(resource, factor)).total
-            for b, j in zip(base, jobs, strict=True)
-        )
-        for factor in RATE_FACTORS
-    ]
-    return RateSweep(resource, RATE_FACTORS, tuple(rows))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
@@ -138,10 +138,7 @@ class KindsCharacterization:
                     "most_probable_known_kind": label.kind,
                     "probability": label.probability,
                     "novelty": label.novelty,
-                    "nearest": [
-                        {"name": n.name, "kind": n.kind, "similarity": n.similarity}
-                        for n in label.nearest
-                    ],
+                    "nearest": [asdict(neighbour) for neighbour in label.nearest],
                     "decisive_operators": dict(label.words),
                 }
                 for document, label in self.rows

@@ -6,7 +6,7 @@ Modelled slow-down of a traced step if it were distributed over several nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -382,7 +382,8 @@ def _overlap_notes(gpu: GpuCharacterization) -> list[str]:
     return [
         f"{gpu.timeline.recording.path}: {pluralize(count, 'kernel')} of GPU {gpu.timeline.device} "
         f"{'overlaps' if count == 1 else 'overlap'} another kernel of the same stream (branches of "
-        "a CUDA graph, or damaged times); each moment counts once, but sums of kernels count both"
+        "a CUDA graph, dependent launches, or damaged times); each moment counts once, but sums of "
+        "kernels count both"
     ]
 
 
@@ -424,15 +425,12 @@ def _speedup(timeline: Timeline, question: WhatIf, hardware: Hardware | None) ->
             f"--what-if {question.text}: a trace has too little information for a projection to "
             "another architecture; give a job table, or ask for a rate such as nvlink=x2"
         )
-    if question.factor is None and hardware is None:
+    factor = question.factor if hardware is None else question.factor_on(hardware)
+    if factor is None:
         raise BadInput(
             f"--what-if {question.text}: a trace does not record the rates of its links; add "
             "--hardware, or ask for a factor such as nvlink=x2"
         )
-    factor = question.factor
-    if factor is None:
-        assert hardware is not None
-        factor = question.factor_on(hardware)
     seconds = timeline.parts[PART_OF_RESOURCE[question.resource]]
     return timeline.span / (timeline.span - seconds + seconds / factor)
 
@@ -463,15 +461,7 @@ def _host_json(host: HostTimeline) -> dict[str, Any]:
         "seconds": host.span,
         "steps": host.steps,
         "parts_seconds": dict(host.parts),
-        "top_operators": [
-            {
-                "name": operator.name,
-                "calls": operator.calls,
-                "self_seconds": operator.self_seconds,
-                "seconds": operator.seconds,
-            }
-            for operator in host.operators[:MAX_KERNELS]
-        ],
+        "top_operators": [asdict(operator) for operator in host.operators[:MAX_KERNELS]],
     }
 
 

@@ -35,13 +35,13 @@ class WhatIf:
     gradient_bytes: float | None = None
     """Bytes that the nodes exchange; None: those that were measured."""
 
-    def factor_on(self, hardware: Hardware, precision: str = "fp32") -> float:
+    def factor_on(self, hardware: Hardware) -> float:
         """The factor by which the question changes the rate of its resource on ``hardware``."""
         assert self.resource is not None
         if self.factor is not None:
             return self.factor
         assert self.rate is not None
-        current = hardware.rate(self.resource, precision)
+        current = hardware.rate(self.resource)
         if current == 0:
             raise BadInput(
                 f"--what-if {self.text}: {hardware.name} has no {self.resource} to compare with; "

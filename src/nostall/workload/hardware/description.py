@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nostall.core.errors import BadHardware, BadInput
 from nostall.workload.jobs.record import Operator, OperatorKind, Resource
@@ -212,14 +213,7 @@ class Hardware:
 
     def with_rate(self, resource: Resource, rate: float) -> Hardware:
         """A copy with another rate of one resource; for compute, the rate of every precision."""
-        match resource:
-            case Resource.COMPUTE:
-                return replace(self, flops=dict.fromkeys(self.flops, rate))
-            case Resource.MEMORY:
-                return replace(self, memory=rate)
-            case Resource.PCIE:
-                return replace(self, pcie=rate)
-            case Resource.NVLINK:
-                return replace(self, nvlink=rate)
-            case Resource.ETHERNET:
-                return replace(self, ethernet=rate)
+        if resource is Resource.COMPUTE:
+            return replace(self, flops=dict.fromkeys(self.flops, rate))
+        changes: dict[str, Any] = {resource.value: rate}
+        return replace(self, **changes)

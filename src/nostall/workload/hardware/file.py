@@ -23,10 +23,8 @@ from nostall.workload.hardware.description import (
     flat_efficiency,
 )
 from nostall.workload.jobs.record import Job, OperatorKind, Resource, canonical_precision
-from nostall.workload.jobs.table import printable
+from nostall.workload.jobs.table import BINARY_PREFIXES, DECIMAL_PREFIXES, printable
 
-_DECIMAL_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BINARY_PREFIXES = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _QUANTITY = re.compile(
     r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([KMGT]i|[kKMGTP])?(FLOP/s|FLOPS|B/s|b/s|bit/s|"
     r"bps|B|s)\s*"
@@ -56,7 +54,7 @@ def parse_quantity(text: str, base_unit: str) -> float:
         number, prefix, unit = match.groups()
         parsed_base, factor = _UNITS[unit]
         if parsed_base == base_unit:
-            return float(number) * {**_DECIMAL_PREFIXES, **_BINARY_PREFIXES}[prefix or ""] * factor
+            return float(number) * {**DECIMAL_PREFIXES, **BINARY_PREFIXES}[prefix or ""] * factor
     raise BadInput(
         f"{text!r} is not an amount in {base_unit}; write a number and a unit, such as "
         f"{_EXAMPLES[base_unit]}"

@@ -8,7 +8,14 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from nostall.workload.jobs.table import SkippedRow, TableReader, printable, table_fields
+from nostall.workload.jobs.table import (
+    OWN_NAMES,
+    ColumnNames,
+    SkippedRow,
+    TableReader,
+    printable,
+    table_fields,
+)
 
 MAX_NODES = 1_000_000
 _REQUIRED = ("nodes", "seconds", "gradient_bytes")
@@ -43,19 +50,20 @@ class StepTable:
     """Damage in rows that are used."""
 
 
-def is_step_table(path: Path) -> bool:
+def is_step_table(path: Path, names: ColumnNames = OWN_NAMES) -> bool:
     """Whether the header of a table has the columns of a step table, and not those of jobs."""
-    fields = table_fields(path)
+    fields = table_fields(path, names)
     return "architecture" not in fields and {"nodes", "seconds"} <= fields
 
 
-def read_steps(path: Path) -> StepTable:
+def read_steps(path: Path, names: ColumnNames = OWN_NAMES) -> StepTable:
     """Read a step table; its columns are fields of :class:`StepRow`, with units in brackets.
 
-    For example, ``seconds [ms]``.  Rows that are not valid are skipped and reported in the result.
+    For example, ``seconds [ms]``.  ``names`` are those of the columns in a table of others.  Rows
+    that are not valid are skipped and reported in the result.
     Raises :class:`~nostall.core.errors.BadJob` if no row is valid.
     """
-    reader = TableReader(path, StepRow, _REQUIRED)
+    reader = TableReader(path, StepRow, _REQUIRED, names)
     steps = tuple(row for _, row in reader.rows())
     if not steps:
         raise reader.nothing_read("measured step")

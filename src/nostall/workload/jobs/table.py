@@ -22,22 +22,22 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from nostall.core.errors import BadJob, MissingPart, one_line
+from nostall.core.errors import BadInput, BadJob, MissingPart, one_line
 from nostall.core.files.atomic import check_content
 from nostall.core.files.text_blocks import TextBlocks
 from nostall.core.text.plurals import pluralize
-from nostall.core.text.suggest import wrong_separator
+from nostall.core.text.suggest import unknown, wrong_separator
 from nostall.workload.jobs.record import Architecture, Job, canonical_precision
 
 _HEADER = re.compile(r"\s*(\w+)\s*(?:\[\s*([^\]]*?)\s*\])?\s*")
-_DECIMAL_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BINARY_PREFIXES = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+DECIMAL_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+BINARY_PREFIXES = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _BYTE_UNITS = {
-    f"{prefix}B": factor for prefix, factor in {**_DECIMAL_PREFIXES, **_BINARY_PREFIXES}.items()
+    f"{prefix}B": factor for prefix, factor in {**DECIMAL_PREFIXES, **BINARY_PREFIXES}.items()
 }
 _FLOP_UNITS = {
-    **_DECIMAL_PREFIXES,
-    **{f"{prefix}FLOP": factor for prefix, factor in _DECIMAL_PREFIXES.items()},
+    **DECIMAL_PREFIXES,
+    **{f"{prefix}FLOP": factor for prefix, factor in DECIMAL_PREFIXES.items()},
 }
 _SECOND_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
 _HOUR_UNITS = {"h": 1.0, "s": 1 / 3600, "min": 1 / 60, "d": 24.0}
@@ -53,24 +53,66 @@ class Column:
     """Converts a cell from the unit of the header to the base unit (FLOP, bytes, hours)."""
 
 
+ColumnNames = Mapping[str, str]
+"""Field with an optional unit (``flops [T]``) by the name of its column in a table of others."""
+OWN_NAMES: ColumnNames = {}
+"""The columns of a table have the names of the fields."""
+
+
+def parse_column_names(options: Iterable[str]) -> ColumnNames:
+    """The names that ``FIELD=NAME`` options give.
+
+    Raises :class:`~nostall.core.errors.BadInput` for options of another form, and for two fields of
+    one column.
+    """
+    names: dict[str, str] = {}
+    for option in options:
+        field, equals, name = (part.strip() for part in option.partition("="))
+        if not (equals and name and _HEADER.fullmatch(field)):
+            raise BadInput(
+                f"--column {option!r} is not FIELD=NAME; write for example --column "
+                "'flops [T]=tflop_per_step'"
+            )
+        if name in names:
+            raise BadInput(
+                f"--column {option!r}: {name!r} is the column of {names[name]!r}; give each column "
+                "one field"
+            )
+        names[name] = field
+    return names
+
+
 def parse_header(
-    headers: Iterable[str], fields: Collection[str], table: str, required: Sequence[str]
+    headers: Iterable[str],
+    fields: Collection[str],
+    table: str,
+    required: Sequence[str],
+    names: ColumnNames = OWN_NAMES,
 ) -> dict[str, Column]:
     """Map each header cell (``flops [T]``) to its :class:`Column`.
 
-    ``table`` names the file in error messages.  Raises :class:`~nostall.core.errors.BadJob` if a
-    column or a unit is unknown, if a field occurs twice, or if one of ``required`` is missing.
+    ``table`` names the file in error messages.  With ``names``, columns that are no field are left
+    out.  Raises :class:`~nostall.core.errors.BadJob` if a column or a unit is unknown, if a field
+    occurs twice, or if one of ``required`` or of ``names`` is missing.
     """
     headers = list(headers)
     columns: dict[str, Column] = {}
+    renamed = field_names(names.values())
+    for given in names:
+        if given not in {header.strip() for header in headers}:
+            raise BadJob(f"{table}: {unknown('column', given, headers)}; correct --column")
     for header in headers:
-        match = _HEADER.fullmatch(header)
+        match = _HEADER.fullmatch(names.get(header.strip(), header))
         name = match[1].lower() if match else header
-        if match is None or name not in fields:
+        is_other = match is None or name not in fields
+        if names and header.strip() not in names and (is_other or name in renamed):
+            continue
+        if match is None or is_other:
             raise BadJob(
-                f"{table}: unknown column {header[:80]!r}; allowed are {', '.join(fields)}, each "
-                "with an optional unit in brackets; rename or remove the column"
-                + wrong_separator(headers)
+                f"{table}: unknown column {name[:80]!r}; allowed are {', '.join(fields)}, each "
+                f"with an optional unit in brackets; required are {', '.join(required)}; rename or "
+                "remove the column, or name the columns with --column FIELD=NAME, which leaves "
+                "out the others" + wrong_separator(headers)
             )
         if name in {column.field for column in columns.values()}:
             raise BadJob(f"{table}: column {name!r} occurs twice; remove one of them")
@@ -85,9 +127,10 @@ def parse_header(
     return columns
 
 
-def field_names(headers: Iterable[str]) -> set[str]:
+def field_names(headers: Iterable[str], names: ColumnNames = OWN_NAMES) -> set[str]:
     """The fields that a header names, known or not."""
-    return {match[1].lower() for header in headers if (match := _HEADER.fullmatch(header))}
+    fields = (names.get(header.strip(), header) for header in headers)
+    return {match[1].lower() for field in fields if (match := _HEADER.fullmatch(field))}
 
 
 def _unit_factor(name: str, unit: str | None, header: str, table: str) -> float:
@@ -276,8 +319,10 @@ class SkippedRow:
 class TableReader(Generic[M]):
     """Reads the rows of a table file as a pydantic model; rows that do not fit it are skipped."""
 
-    def __init__(self, path: Path, model: type[M], required: Sequence[str]) -> None:
-        self.path, self.model, self.required = path, model, required
+    def __init__(
+        self, path: Path, model: type[M], required: Sequence[str], names: ColumnNames = OWN_NAMES
+    ) -> None:
+        self.path, self.model, self.required, self.names = path, model, required, names
         self.skipped_rows: list[SkippedRow] = []
         """The first :data:`MAX_REASONS` skipped rows."""
         self.num_rows = self.num_skipped = self._num_replaced = 0
@@ -287,7 +332,10 @@ class TableReader(Generic[M]):
 
         Raises :class:`~nostall.core.errors.BadJob` if the file or its header cannot be read.
         """
-        for position, cells in _table_cells(self.path, self.model.model_fields, self.required):
+        fields = list(self.model.model_fields)
+        is_parquet = self.path.name.lower().endswith(".parquet")
+        read = _parquet_cells if is_parquet else _csv_cells
+        for position, cells in read(self.path, fields, self.required, self.names):
             self.num_rows += 1
             if isinstance(cells, str):
                 self.skip(position, cells)
@@ -331,34 +379,26 @@ def is_table(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-def table_fields(path: Path) -> set[str]:
+def table_fields(path: Path, names: ColumnNames = OWN_NAMES) -> set[str]:
     """The fields that the header of a table names; empty if it cannot be read."""
     try:
         if path.name.lower().endswith(".parquet"):
-            return field_names(read_parquet(path)[0])
+            return field_names(read_parquet(path)[0], names)
         _, header = next(iter(CsvRows(path)), (1, None))
-        return field_names(header or ())
+        return field_names(header or (), names)
     except BadJob:
         return set()
 
 
-def _table_cells(
-    path: Path, fields: Mapping[str, object], required: Sequence[str]
-) -> Iterator[tuple[str, Cells]]:
-    if path.name.lower().endswith(".parquet"):
-        return _parquet_cells(path, fields, required)
-    return _csv_cells(path, fields, required)
-
-
 def _csv_cells(
-    path: Path, fields: Mapping[str, object], required: Sequence[str]
+    path: Path, fields: Sequence[str], required: Sequence[str], names: ColumnNames
 ) -> Iterator[tuple[str, Cells]]:
     """(position, cells) of each row of a CSV file, plain or gzipped."""
     file = CsvRows(path)
     rows = iter(file)
     _, header = next(rows, (1, None))
     header = header or []
-    columns = parse_header(header, list(fields), str(path), required)
+    columns = parse_header(header, fields, str(path), required, names)
     line = 1
     for line, cells in rows:
         yield f"line {line}", _csv_row(header, cells, columns)
@@ -377,11 +417,11 @@ def _csv_row(
 
 
 def _parquet_cells(
-    path: Path, fields: Mapping[str, object], required: Sequence[str]
+    path: Path, fields: Sequence[str], required: Sequence[str], names: ColumnNames
 ) -> Iterator[tuple[str, Cells]]:
     """(position, cells) of each row of a Parquet file."""
-    names, rows = read_parquet(path)
-    columns = parse_header(names, list(fields), str(path), required)
+    header, rows = read_parquet(path)
+    columns = parse_header(header, fields, str(path), required, names)
     for number, row in rows:
         yield f"row {number}", row if isinstance(row, str) else _convert_units(row, columns)
 
@@ -389,8 +429,8 @@ def _parquet_cells(
 def _convert_units(row: Mapping[str, Any], columns: Mapping[str, Column]) -> Cells:
     """Cells by field name in base units, or the reason if a cell is not a number."""
     cells = {}
-    for header, value in row.items():
-        column = columns[header]
+    for header, column in columns.items():
+        value = row[header]
         if column.factor != 1.0 and value not in (None, ""):
             try:
                 value = float(value) * column.factor
@@ -462,14 +502,15 @@ class JobTable:
     """Damage in rows that are used."""
 
 
-def read_jobs(path: Path) -> JobTable:
+def read_jobs(path: Path, names: ColumnNames = OWN_NAMES) -> JobTable:
     """Read a job table; its columns are fields of :class:`Job` with an optional unit in brackets.
 
-    For example, ``dense_bytes [MB]`` or ``flops [T]``.  A row that does not describe a job is
+    For example, ``dense_bytes [MB]`` or ``flops [T]``.  ``names`` are those of the columns in a
+    table of others.  A row that does not describe a job is
     skipped and reported in the result.  Raises :class:`~nostall.core.errors.BadJob` if no row
     describes a job.
     """
-    reader = TableReader(path, JobRow, ("architecture",))
+    reader = TableReader(path, JobRow, ("architecture",), names)
     jobs: list[Job] = []
     for position, row in reader.rows():
         try:

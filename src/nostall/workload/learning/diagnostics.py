@@ -1,63 +1,11 @@
-"""Convergence of Markov chains (split R-hat, effective sample size), calibration of classes.
-
-Source: Vehtari et al., "Rank-normalization, folding, and localization", Bayesian Analysis 2021
-(the formulas without rank normalization), and Geyer's initial monotone sequence.
-"""
+"""Calibration of the probabilities of classes."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Convergence:
-    """Diagnostics of one monitored scalar."""
-
-    mean: float
-    r_hat: float
-    """1 for chains that agree; NaN for fewer than 4 draws."""
-    effective_draws: float
-
-
-def convergence(chains: Floats) -> Convergence:
-    """Diagnostics of ``chains``, shape (chains, draws)."""
-    draws = chains.shape[1] // 2
-    mean = float(chains.mean()) if chains.size else float("nan")
-    if draws < 2:
-        return Convergence(mean, float("nan"), float(chains.size))
-    halves = np.concatenate([chains[:, :draws], chains[:, -draws:]])
-    within = float(halves.var(axis=1, ddof=1).mean())
-    between = float(draws * halves.mean(axis=1).var(ddof=1))
-    if within <= 0:
-        return Convergence(mean, 1.0 if between <= 0 else float("inf"), float(chains.size))
-    pooled = (draws - 1) / draws * within + between / draws
-    return Convergence(mean, float(np.sqrt(pooled / within)), _effective_draws(halves, pooled))
-
-
-def _effective_draws(chains: Floats, pooled: float) -> float:
-    """Draws divided by the autocorrelation time, which sums positive pairs of lags."""
-    count, draws = chains.shape
-    centred = chains - chains.mean(axis=1, keepdims=True)
-    size = 1 << (2 * draws - 1).bit_length()
-    spectrum = np.abs(np.fft.rfft(centred, size, axis=1)) ** 2
-    covariance = np.fft.irfft(spectrum, size, axis=1)[:, :draws] / draws
-    within = float((covariance[:, 0] * draws / (draws - 1)).mean())
-    correlation = 1.0 - (within - covariance.mean(axis=0)) / pooled
-    time, smallest = -1.0, float("inf")
-    for lag in range(0, draws - 1, 2):
-        pair = float(correlation[lag] + correlation[lag + 1])
-        if pair < 0:
-            break
-        smallest = min(smallest, pair)
-        time += 2 * smallest
-    return float(min(count * draws / max(time, 1e-12), count * draws * np.log10(count * draws)))
-
-
 _TEMPERATURES = np.geomspace(0.05, 20.0, 241)
 
 

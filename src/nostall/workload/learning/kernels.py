@@ -84,7 +84,7 @@ def features_of(launches: Sequence[Launch]) -> Floats:
 class KernelLabeller:
     """A forest that has been fitted to labelled launches; its probabilities are calibrated."""
 
-    def __init__(self, launches: Sequence[LabelledLaunch], *, seed: int = 0) -> None:
+    def __init__(self, launches: Sequence[LabelledLaunch]) -> None:
         """Fit the forest, and its temperature by leaving out models.
 
         Raises :class:`~nostall.core.errors.BadInput` for fewer than two kinds or models.
@@ -96,7 +96,6 @@ class KernelLabeller:
                 f"{len(launches)} labelled launches of {len(self.kinds)} kinds and "
                 f"{len(set(models))} models; at least two of each are needed; record more models"
             )
-        self.seed = seed
         features = features_of([launch.launch for launch in launches])
         votes = np.zeros((len(classes), len(self.kinds)))
         folds = GroupKFold(min(FOLDS, len(set(models))))
@@ -122,7 +121,7 @@ class KernelLabeller:
 
     def _fitted(self, features: Floats, classes: NDArray[np.int64]) -> ExtraTreesClassifier:
         forest = ExtraTreesClassifier(
-            TREES, class_weight="balanced", min_samples_leaf=2, random_state=self.seed
+            TREES, class_weight="balanced", min_samples_leaf=2, random_state=0
         )
         return forest.fit(features, classes)
 

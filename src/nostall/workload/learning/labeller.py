@@ -18,13 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesClassifier
-from sklearn.model_selection import StratifiedKFold
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 from nostall.core.errors import BadInput
 from nostall.workload.learning.diagnostics import fit_temperature, softmax
 from nostall.workload.learning.documents import Document, Floats, count_matrix, vocabulary_of
 from nostall.workload.learning.topics.classifier import UNLABELLED, OpenTopics
 
+SEED = 0
 TREES = 200
 FLOOR = 0.5 / TREES
 """Votes of a kind that no tree votes for: half a tree."""
@@ -39,6 +40,7 @@ DEFAULT_THRESHOLD = 0.5
 SMALLEST_KIND = 2
 """Documents that a kind needs."""
 NEAREST = 3
+BINS = 10
 MAX_WORDS = 5
 
 
@@ -70,7 +72,7 @@ class Label:
 class KindLabeller:
     """A classifier of programs that has been fitted to labelled documents."""
 
-    def __init__(self, documents: Sequence[Document], *, seed: int = 0) -> None:
+    def __init__(self, documents: Sequence[Document]) -> None:
         """Fit the forest, its temperature and the threshold of *unknown*.
 
         Raises :class:`~nostall.core.errors.BadInput` for fewer than two kinds, and for a kind with
@@ -81,8 +83,7 @@ class KindLabeller:
         self.vocabulary = vocabulary_of(d.operators for d in documents)
         self.features = self.features_of(documents)
         self.kinds, classes = np.unique([d.kind for d in documents], return_inverse=True)
-        self.seed = seed
-        self.forest = self._fitted(self.features, classes)
+        self.forest = self._forest().fit(self.features, classes)
         self.classes = classes
         self.held_out = self._held_out_votes(classes)
         """Votes by labelled program and kind, of forests that have not seen the program."""
@@ -121,15 +122,15 @@ class KindLabeller:
             pairs[pair] = pairs.get(pair, 0) + 1
         return pairs
 
-    def reliability(self, bins: int = 10) -> list[tuple[float, float, int]]:
+    def reliability(self) -> list[tuple[float, float, int]]:
         """(mean probability, share of right labels, programs) by bins of the probability."""
         probabilities = softmax(np.log(self.held_out + FLOOR), self.temperature)
         confidence = probabilities.max(axis=1)
         is_right = probabilities.argmax(axis=1) == self.classes
-        bin_of = np.minimum((confidence * bins).astype(int), bins - 1)
+        bin_of = np.minimum((confidence * BINS).astype(int), BINS - 1)
         return [
             (float(confidence[rows].mean()), float(is_right[rows].mean()), int(rows.sum()))
-            for rows in (bin_of == b for b in range(bins))
+            for rows in (bin_of == b for b in range(BINS))
             if rows.any()
         ]
 
@@ -139,30 +140,28 @@ class KindLabeller:
         shares: Floats = np.sqrt(counts / np.maximum(1.0, counts.sum(axis=1, keepdims=True)))
         return shares
 
-    def _fitted(self, features: Floats, classes: NDArray[np.int64]) -> ExtraTreesClassifier:
-        forest = ExtraTreesClassifier(TREES, random_state=self.seed)
-        return forest.fit(features, classes)
+    def _forest(self) -> ExtraTreesClassifier:
+        return ExtraTreesClassifier(TREES, random_state=SEED)
 
     def _held_out_votes(self, classes: NDArray[np.int64]) -> Floats:
         """Cross-validation over documents."""
         folds = min(FOLDS, int(np.bincount(classes).min()))
-        splits = StratifiedKFold(folds, shuffle=True, random_state=self.seed)
-        votes = np.zeros((len(classes), len(self.kinds)))
-        for train, test in splits.split(self.features, classes):
-            part = self._fitted(self.features[train], classes[train])
-            votes[np.ix_(test, part.classes_)] = part.predict_proba(self.features[test])
+        splits = StratifiedKFold(folds, shuffle=True, random_state=SEED)
+        votes: Floats = cross_val_predict(
+            self._forest(), self.features, classes, cv=splits, method="predict_proba"
+        )
         return votes
 
     def _threshold(self, classes: NDArray[np.int64]) -> float:
         """Novelty that the share :data:`FOUND` of programs reaches whose kind is hidden in turn."""
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(SEED)
         order = rng.permutation(len(self.kinds))
         novelties = []
         for fold in range(min(FOLDS, len(self.kinds) - 1)):
             hidden = np.isin(classes, order[fold::FOLDS])
             if len(set(classes[~hidden])) < 2:
                 continue
-            forest = self._fitted(self.features[~hidden], classes[~hidden])
+            forest = self._forest().fit(self.features[~hidden], classes[~hidden])
             novelties.append(1.0 - forest.predict_proba(self.features[hidden]).max(axis=1))
         if not novelties:
             return DEFAULT_THRESHOLD
@@ -244,7 +243,7 @@ class NewKinds:
     """The fitted model of :data:`TEMPER`."""
 
 
-def topic_model(temper: float = TEMPER, eta: float = ETA, seed: int = 0) -> OpenTopics:
+def topic_model(temper: float = TEMPER, eta: float = ETA) -> OpenTopics:
     """The topic model with the settings of this module."""
     return OpenTopics(
         temper=temper,
@@ -253,23 +252,19 @@ def topic_model(temper: float = TEMPER, eta: float = ETA, seed: int = 0) -> Open
         burn_in=BURN_IN,
         chains=CHAINS,
         smallest_kind=SMALLEST_KIND,
-        random_state=seed,
+        random_state=SEED,
     )
 
 
-def find_new_kinds(
-    labelled: Sequence[Document], unknown: Sequence[Document], *, seed: int = 0
-) -> NewKinds:
+def find_new_kinds(labelled: Sequence[Document], unknown: Sequence[Document]) -> NewKinds:
     """Group the unknown programs; each group that is not of a known kind is a new kind."""
     bags = [d.operators for d in (*labelled, *unknown)]
     vocabulary = vocabulary_of(bags)
     counts = count_matrix(bags, vocabulary)
     _, classes = np.unique([d.kind for d in labelled], return_inverse=True)
     labels = np.concatenate([classes, np.full(len(unknown), UNLABELLED)])
-    models = {
-        temper: topic_model(temper, seed=seed).fit(counts, labels)
-        for temper in (TEMPER, *OTHER_TEMPERS)
-    }
+    tempers = (TEMPER, *OTHER_TEMPERS)
+    models = {temper: topic_model(temper).fit(counts, labels) for temper in tempers}
     model = models[TEMPER]
     partition = model.partition()[len(labelled) :]
     shares = counts / counts.sum(axis=1, keepdims=True)

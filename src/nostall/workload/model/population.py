@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -89,9 +88,8 @@ class RateSweep:
     """Speed-up of each job at several rates of one resource."""
 
     resource: Resource
-    rates: tuple[float, ...]
     speedups: tuple[tuple[float, ...], ...]
-    """``speedups[i][j]``: job ``j`` at ``rates[i]``, relative to the unchanged hardware."""
+    """``speedups[i][j]``: job ``j`` at rate ``i``, relative to the unchanged hardware."""
 
     def mean_speedups(self, weights: Sequence[float] | None = None) -> list[float]:
         """Mean over the jobs at each rate; unweighted if ``weights`` is None."""
@@ -103,58 +101,32 @@ class RateSweep:
 
 
 def sweep_rate(
-    jobs: Sequence[Job], hardware: Hardware, resource: Resource, rates: Sequence[float]
+    jobs: Sequence[Job], hardware: Hardware, resource: Resource, factors: Sequence[float]
 ) -> RateSweep:
-    """Model each job at each rate (FLOP/s or bytes/s) of one resource."""
+    """Model each job with the rate of one resource multiplied by each factor."""
     base = [model_step(job, hardware).total for job in jobs]
     rows = []
-    for rate in rates:
-        changed = hardware.with_rate(resource, rate)
+    for factor in factors:
+        changed = hardware.scaled(resource, factor)
         rows.append(
             tuple(b / model_step(j, changed).total for b, j in zip(base, jobs, strict=True))
         )
-    return RateSweep(resource, tuple(rates), tuple(rows))
+    return RateSweep(resource, tuple(rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
-    """Dependence of a job's step time on the rate of one resource."""
+def removable_shares(job: Job, hardware: Hardware) -> dict[Resource, float]:
+    """Share of a job's step that vanishes at an infinite rate of each resource, the largest first.
 
-    resource: Resource
-    removable_share: float
-    """Share of the step that vanishes at an infinite rate; overheads remain."""
-
-    def speedup(self, factor: float) -> float:
-        """Amdahl's law: speed-up of the step if the rate grows by ``factor``."""
-        return 1 / (1 - self.removable_share * (1 - 1 / factor))
-
-    @property
-    def max_speedup(self) -> float:
-        """Speed-up of the step at an infinite rate."""
-        return 1 / (1 - self.removable_share) if self.removable_share < 1 else math.inf
-
-
-def sensitivities(job: Job, hardware: Hardware) -> list[Sensitivity]:
-    """Sensitivity of a job to each resource, the largest removable share first."""
+    Overheads remain.
+    """
     step = model_step(job, hardware)
-    unsorted = [
-        Sensitivity(
-            resource,
-            _removable_share(job, hardware, step, resource),
-        )
-        for resource in Resource
-    ]
-    return sorted(unsorted, key=lambda s: -s.removable_share)
-
-
-def _removable_share(
-    job: Job, hardware: Hardware, step: StepBreakdown, resource: Resource
-) -> float:
-    if step.resource_seconds(resource) == 0:
-        return 0.0
-    # The step time is linear in 1/rate, so doubling the rate removes half of the removable time.
-    faster = model_step(job, hardware.scaled(resource, 2.0)).total
-    return min(1.0, max(0.0, 2 * (step.total - faster) / step.total))
+    shares = dict.fromkeys(Resource, 0.0)
+    for resource in Resource:
+        if step.resource_seconds(resource) > 0:
+            # The step time is linear in 1/rate: doubling the rate removes half of what vanishes.
+            faster = model_step(job, hardware.scaled(resource, 2.0)).total
+            shares[resource] = min(1.0, max(0.0, 2 * (step.total - faster) / step.total))
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True)
@@ -233,12 +205,11 @@ class Population:
         return [project_job(job, target, self.hardware) for job in self.jobs]
 
     def resource_ranking(self, by: str = "job") -> dict[str, float]:
-        """Mean removable share of each resource (:class:`Sensitivity`), the largest first."""
+        """Mean of :func:`removable_shares` over the jobs by resource, the largest first."""
         weights = self.weights(by)
         means: dict[str, float] = {}
         for job, weight in zip(self.jobs, weights, strict=True):
-            for sensitivity in sensitivities(job, self.hardware):
-                name = sensitivity.resource.value
-                share = sensitivity.removable_share * weight / sum(weights)
-                means[name] = means.get(name, 0.0) + share
+            for resource, share in removable_shares(job, self.hardware).items():
+                mean = means.get(resource.value, 0.0) + share * weight / sum(weights)
+                means[resource.value] = mean
         return dict(sorted(means.items(), key=lambda item: -item[1]))

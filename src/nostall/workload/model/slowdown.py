@@ -58,10 +58,6 @@ class MeasuredStep:
     is_pair: bool = False
     """Whether there are exactly two nodes."""
 
-    @property
-    def slowdown(self) -> float:
-        return self.seconds / self.compute
-
 
 @dataclass(frozen=True, slots=True)
 class SlowdownModel:

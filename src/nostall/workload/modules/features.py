@@ -8,8 +8,8 @@ operator reads and writes once if nothing is cached or fused.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nostall.core.errors import BadJob, MissingPart
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ModuleFeatures:
     """FLOP and bytes of one step of a module, per replica."""
 
@@ -101,20 +101,9 @@ def job_from_features(
     """The job that trains the module; the closed forms of the model give its weight traffic."""
     if not features.flops + features.memory_bytes:
         raise BadJob(f"module {name!r} does no work in a step; give a module that computes")
-    return Job(
-        name=name,
-        architecture=architecture,
-        replicas=replicas,
-        batch=batch,
-        flops=features.flops,
-        memory_bytes=features.memory_bytes,
-        input_bytes=features.input_bytes,
-        dense_bytes=features.dense_bytes,
-        embedding_bytes=features.embedding_bytes,
-        touched_bytes=features.touched_bytes,
-        precision=features.precision,
-        operators=features.operators,
-    )
+    fields = {f.name: getattr(features, f.name) for f in dataclasses.fields(features)}
+    del fields["product_bytes"]
+    return Job(name, architecture, replicas, batch, **fields)
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:

@@ -5,7 +5,8 @@ Each cause of a gap without GPU work gets the time that it covers in the gap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -25,7 +26,7 @@ from nostall.workload.timeline.host_work import (
 )
 from nostall.workload.timeline.intervals import Intervals
 from nostall.workload.timeline.steps import AnalysedSpan, analysed_span, launch_rows, launch_times
-from nostall.workload.traces.recording import Activities, ActivityType, Recording
+from nostall.workload.traces.recording import WHOLE_GRAPH, Activities, ActivityType, Recording
 from nostall.workload.traces.work_kinds import WorkKind, work_kinds
 
 
@@ -51,6 +52,8 @@ def slice_shares(timeline: Timeline, slices: int) -> np.ndarray:
     return np.asarray(np.maximum(np.stack(rows), 0) * slices / timeline.span)
 
 
+_GRAPH_LAUNCH = re.compile("Graph|CommandBuffer")
+"""Names of runtime calls of CUDA, ROCm and SYCL that launch a graph."""
 QUEUED_LAUNCHES = 8
 """A GPU for which the host has launched more activities than this does not wait for a launch."""
 OUTLIER = 10.0
@@ -121,7 +124,8 @@ def idle_gaps(
     called[is_last] = returned[is_last] = end[is_last]
     is_known = np.isfinite(called)
     is_late = is_known & (called >= start)
-    in_graph = ~is_last & (behind > 0) & (row >= 0) & (row == np.append(-1, launches)[behind])
+    in_graph = ~is_last & (behind > 0) & (row == np.append(-1, launches)[behind])
+    in_graph &= np.append(_launches_graph(recording), False)[row]
     is_late &= ~in_graph
     waiting = np.where(is_late, np.minimum(called, end), np.where(is_known, start, end))
     before = waiting - start
@@ -156,6 +160,15 @@ def idle_gaps(
         host_calls=host_calls,
         drivers=drivers,
     )
+
+
+def _launches_graph(recording: Recording) -> np.ndarray:
+    """Whether each call launches a graph, by its name.
+
+    Other calls can launch several activities, too, for example a copy between two GPUs.
+    """
+    names = np.array([_GRAPH_LAUNCH.search(name) for name in recording.host_names], bool)
+    return np.asarray(names[recording.calls.name])
 
 
 def _host_causes(
@@ -415,7 +428,7 @@ def _build_timeline(recording: Recording, activities: Activities, device: int) -
         single_gaps=single_gaps,
         longest_calls=longest_calls,
         silent_seconds=silent_seconds,
-        fusion_saving=_fusion_saving(activities, kinds),
+        fusion_saving=_fusion_saving(activities, kinds, recording.names),
         edges=span.edges,
         remarks=(*span.remarks, *_launch_remarks(launches, other)),
     )
@@ -467,7 +480,7 @@ def _host_calls(
     recording: Recording, gaps: IdleGaps, span: AnalysedSpan
 ) -> tuple[tuple[SingleGap, ...], dict[str, tuple[str, float]], float]:
     """The gaps that occur once, the host calls that take most of the other late gaps, silence."""
-    host = HostTime.of(recording)
+    host = HostTime.of(recording, gaps.drivers)
     single = []
     for gap in sorted(np.flatnonzero(gaps.is_once), key=lambda gap: -gaps.rest[gap]):
         window = Intervals(gaps.start[[gap]], gaps.end[[gap]])
@@ -509,18 +522,19 @@ def _num_overlapping(activities: Activities) -> int:
     return count
 
 
-def _fusion_saving(activities: Activities, kinds: np.ndarray) -> float:
+def _fusion_saving(activities: Activities, kinds: np.ndarray, names: Sequence[str]) -> float:
     """``Timeline.fusion_saving``: for each run of memory-bound kernels, its time minus its longest.
 
-    A run is on one stream, without a kernel of another kind in between.  Kernels that overlap count
-    once.
+    A run is on one stream, without a kernel of another kind or a whole graph in between.  Kernels
+    that overlap count once.
     """
     kernels = activities.type == ActivityType.KERNEL
+    is_graph = np.array([name.startswith(WHOLE_GRAPH) for name in names], bool)[activities.name]
     saving = 0.0
     for stream in set(activities.stream[kernels].tolist()):
         rows = kernels & (activities.stream == stream)
         start, end = activities.start[rows], activities.end[rows]
-        is_memory = kinds[rows] == WorkKind.MEMORY
+        is_memory = (kinds[rows] == WorkKind.MEMORY) & ~is_graph[rows]
         edges = np.flatnonzero(np.diff(is_memory.astype(np.int8))) + 1
         bounds = np.concatenate(([0], edges, [len(start)]))
         for low, high in pairwise(bounds.tolist()):

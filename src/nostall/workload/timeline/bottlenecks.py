@@ -52,9 +52,7 @@ def find_bottlenecks(timeline: Timeline, kernels: Sequence[KernelTime] = ()) -> 
     rows = [
         _exposed_communication(timeline),
         _launches(timeline),
-        _input(timeline),
-        _synchronisation(timeline),
-        _host_work(timeline),
+        *_host_waits(timeline),
         _memory_kernels(timeline),
         _products(timeline, kernels),
         _copies(timeline),
@@ -71,9 +69,16 @@ def _bounded(
     recoverable = min(max(recoverable, 0.0), 0.999 * timeline.span)
     if recoverable <= MIN_SHARE * timeline.span:
         method = f"less than {MIN_SHARE:.1%} of the span: {method}"
-        return Bottleneck(problem, seconds, None, None, remedy, method, 0.0)
+        return _unbounded(problem, seconds, remedy, method, is_idle=False)
     max_speedup = timeline.span / (timeline.span - recoverable)
     return Bottleneck(problem, seconds, recoverable, max_speedup, remedy, method, recoverable)
+
+
+def _unbounded(
+    problem: str, seconds: float, remedy: str, method: str, *, is_idle: bool = True
+) -> Bottleneck:
+    """A row without a bound; idle time ranks by its seconds."""
+    return Bottleneck(problem, seconds, None, None, remedy, method, seconds if is_idle else 0.0)
 
 
 def _exposed_communication(timeline: Timeline) -> Bottleneck:
@@ -107,40 +112,34 @@ def _launches(timeline: Timeline) -> Bottleneck:
     )
 
 
-def _input(timeline: Timeline) -> Bottleneck:
-    lost = timeline.parts["idle_input"] + timeline.parts["data"]
-    return _bounded(
-        timeline,
-        "the GPU waits for input",
-        lost,
-        lost,
-        "outside nostall: more loader workers, pinned memory, prefetching",
-        "idle time while the host waits for the loader, plus copies to the GPU that nothing hides",
+def _host_waits(timeline: Timeline) -> list[Bottleneck]:
+    """Rows of time that a remedy can save as a whole."""
+    parts = timeline.parts
+    lost_input = parts["idle_input"] + parts["data"]
+    rows = (
+        (
+            "the GPU waits for input",
+            lost_input,
+            "outside nostall: more loader workers, pinned memory, prefetching",
+            "idle time while the host waits for the loader, plus copies to the GPU that nothing "
+            "hides",
+        ),
+        (
+            "the host waits for the GPU before the next launch",
+            parts["idle_sync"],
+            "outside nostall: remove .item(), .cpu() and synchronize() from the step",
+            "idle time in which a synchronising call runs",
+        ),
+        (
+            f"the GPU waits for other work of the host{_longest(timeline, 'idle_host')}",
+            parts["idle_host"],
+            "outside nostall: move the call out of the step, or into another thread",
+            "idle time of host calls without a launch that fill most of a gap",
+        ),
     )
-
-
-def _synchronisation(timeline: Timeline) -> Bottleneck:
-    lost = timeline.parts["idle_sync"]
-    return _bounded(
-        timeline,
-        "the host waits for the GPU before the next launch",
-        lost,
-        lost,
-        "outside nostall: remove .item(), .cpu() and synchronize() from the step",
-        "idle time in which a synchronising call runs",
-    )
-
-
-def _host_work(timeline: Timeline) -> Bottleneck:
-    lost = timeline.parts["idle_host"]
-    return _bounded(
-        timeline,
-        f"the GPU waits for other work of the host{_longest(timeline, 'idle_host')}",
-        lost,
-        lost,
-        "outside nostall: move the call out of the step, or into another thread",
-        "idle time of host calls without a launch that fill most of a gap",
-    )
+    return [
+        _bounded(timeline, problem, lost, lost, remedy, how) for problem, lost, remedy, how in rows
+    ]
 
 
 def _longest(timeline: Timeline, part: str) -> str:
@@ -177,14 +176,12 @@ def _products(timeline: Timeline, kernels: Sequence[KernelTime]) -> Bottleneck:
     ]
     compute = timeline.parts["compute"]
     if not products:
-        return Bottleneck(
+        return _unbounded(
             "matrix products, convolutions and attention",
             compute,
-            None,
-            None,
             TUNE,
             "unknown: a bound needs --hardware, and shapes in the trace (record_shapes=True)",
-            0.0,
+            is_idle=False,
         )
     recoverable = sum(k.roofline_seconds - roofline.roof_seconds for k, roofline in products)
     placed = sum(kernel.roofline_seconds for kernel, _ in products)
@@ -199,15 +196,12 @@ def _products(timeline: Timeline, kernels: Sequence[KernelTime]) -> Bottleneck:
 
 
 def _copies(timeline: Timeline) -> Bottleneck:
-    copies = timeline.parts["copies"]
-    return Bottleneck(
+    return _unbounded(
         "copies on and from the GPU that nothing hides",
-        copies,
-        None,
-        None,
+        timeline.parts["copies"],
         "outside nostall: avoid them, or copy in another stream",
         "unknown: the trace does not show which copies are needed",
-        0.0,
+        is_idle=False,
     )
 
 
@@ -219,7 +213,7 @@ def _single_gaps(timeline: Timeline) -> Bottleneck:
         for gap in gaps[:MAX_SINGLE_GAPS]
     )
     more = f" and {len(gaps) - MAX_SINGLE_GAPS} more" if len(gaps) > MAX_SINGLE_GAPS else ""
-    return _idle_row(
+    return _unbounded(
         f"gaps that occur once ({named}{more})",
         timeline.parts["idle_once"],
         "outside nostall: record several steps after the warm-up, to see whether they recur",
@@ -231,28 +225,23 @@ def _single_gaps(timeline: Timeline) -> Bottleneck:
 def _other_idle(timeline: Timeline) -> list[Bottleneck]:
     other = timeline.other
     return [
-        _idle_row(
+        _unbounded(
             "the GPU does not begin work that is launched",
             other[OtherIdle.QUEUED],
             f"{FUSE}; or fewer dependences between streams",
             "unknown: the gap between two kernels, a wait for another stream or GPU, or work that "
             "is not recorded",
         ),
-        _idle_row(
+        _unbounded(
             "gaps between the kernels of a CUDA graph",
             other[OtherIdle.GRAPH],
             FUSE,
             "unknown: the GPU itself launches the kernels of a graph",
         ),
-        _idle_row(
+        _unbounded(
             "the GPU is idle before work without a recorded launch",
             other[OtherIdle.UNKNOWN],
             "record the runtime calls, too (ProfilerActivity.CPU)",
             "unknown: without the launch of the next kernel the cause of a gap is not known",
         ),
     ]
-
-
-def _idle_row(problem: str, seconds: float, remedy: str, method: str) -> Bottleneck:
-    """A row of idle time that has no bound."""
-    return Bottleneck(problem, seconds, None, None, remedy, method, seconds)

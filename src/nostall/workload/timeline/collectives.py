@@ -98,6 +98,8 @@ def match_collectives(
         if len(members) < 2:
             num_alone += len(lists[0])
             continue
+        if not _are_numbered(lists):
+            _require_same_steps([recordings[index] for index in members])
         rows = _match_group(lists)
         longest = max(map(len, lists))
         if len(rows) < MIN_MATCHED * longest:
@@ -142,9 +144,32 @@ def _different(recording: Recording, count: int, other: Recording, expected: int
     )
 
 
+def _are_numbered(lists: list[list[_Collective]]) -> bool:
+    return all(collective.sequence >= 0 for some in lists for collective in some)
+
+
+def _require_same_steps(recordings: Sequence[Recording]) -> None:
+    """Raise :class:`~nostall.core.errors.BadTrace` if the ranks recorded steps of other numbers.
+
+    A trace may lack steps of another one, which the order of the collectives then shows.
+    """
+    first = recordings[0]
+    for other in recordings[1:]:
+        if other.step_numbers - first.step_numbers and first.step_numbers - other.step_numbers:
+            raise BadTrace(
+                f"{first.path} has the steps {_numbers(first)} and {other.path} the steps "
+                f"{_numbers(other)}, and their collectives have no numbers; give traces of the "
+                "same steps"
+            )
+
+
+def _numbers(recording: Recording) -> str:
+    return f"{min(recording.step_numbers)} to {max(recording.step_numbers)}"
+
+
 def _match_group(lists: list[list[_Collective]]) -> list[tuple[_Collective, ...]]:
     """The collectives that all ranks of a process group have."""
-    if all(collective.sequence >= 0 for some in lists for collective in some):
+    if _are_numbered(lists):
         by_sequence = [_numbered(some) for some in lists]
         common = [key for key in by_sequence[0] if all(key in rank for rank in by_sequence)]
         return [tuple(rank[key] for rank in by_sequence) for key in common]

@@ -20,6 +20,8 @@ _SETUP = (
 MIN_SILENCE = 100e-6
 """Seconds without a recorded call from which on it is unknown what the host does; Python takes
 tens of microseconds between two launches."""
+RESOLUTION = 1e-9
+"""Seconds; less is a rounding error of a sum."""
 SLOW_LAUNCH = 10.0
 """A launch call that takes this many times as long as the median one loads or sets up something."""
 
@@ -112,10 +114,11 @@ def setup_calls(recording: Recording, threads: np.ndarray, *, slow_launches: boo
     """
     calls = recording.calls
     own = np.isin(calls.thread, threads)
+    launches = np.array([_LAUNCHING in name for name in recording.host_names], bool)
     sets_up = np.array([any(part in n for part in _SETUP) for n in recording.host_names], bool)
-    rows = own & sets_up[calls.name]
+    # ROCm launches with hipModuleLaunchKernel, whose name has a part of a setup call's.
+    rows = own & (sets_up & ~launches)[calls.name]
     if slow_launches:
-        launches = np.array([_LAUNCHING in name for name in recording.host_names], bool)
         length, is_launch = calls.end - calls.start, launches[calls.name]
         median = float(np.median(length[is_launch])) if is_launch.any() else 0.0
         rows |= own & is_launch & (length > SLOW_LAUNCH * median)
@@ -174,15 +177,17 @@ class HostTime:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, recording: Recording) -> HostTime:
-        """The segments of all threads."""
+    def of(cls, recording: Recording, drivers: np.ndarray) -> HostTime:
+        """The segments of all threads in the processes of the threads ``drivers``."""
         calls, host = recording.calls, recording.host
+        process = recording.thread_process
+        own = np.flatnonzero(np.isin(process, process[drivers]))
         start = np.concatenate((calls.start, host.start))
         end = np.concatenate((calls.end, host.end))
         name = np.concatenate((calls.name, host.name))
         thread = np.concatenate((calls.thread, host.thread))
         segments: list[_Segment] = []
-        for number in np.unique(thread):
+        for number in own:
             rows = np.flatnonzero(thread == number)
             rows = rows[np.lexsort((-end[rows], start[rows]))]
             nested = zip(start[rows].tolist(), end[rows].tolist(), name[rows].tolist(), strict=True)
@@ -204,7 +209,8 @@ class HostTime:
         seconds = np.bincount(self.name, weights=weights, minlength=size)
         seconds[np.asarray(other_than, np.int64)] = 0.0
         longest = int(np.argmax(seconds))
-        return (self.names[longest], float(seconds[longest])) if seconds[longest] > 0 else None
+        is_measured = seconds[longest] > RESOLUTION
+        return (self.names[longest], float(seconds[longest])) if is_measured else None
 
 
 _Segment = tuple[float, float, int]

@@ -6,6 +6,7 @@ about the events that are not used go to the user.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import Counter
 
@@ -40,6 +41,8 @@ MIN_DISTANCE = 1e6
 """Smallest distance, in microseconds, of an activity that can be out of the trace's time."""
 UNLAUNCHED_DISTANCE = 60e6
 """The same for an activity whose launch is not recorded, so that nothing contradicts its time."""
+_LAUNCH = re.compile(r"(?:cuda|cu|hip)\w*Launch\w*Kernel")
+"""Names of runtime calls that launch one kernel."""
 MAX_DURATION = 3600e6
 """Longest duration, in microseconds, that may exceed the rest of the trace tenfold."""
 _MIN_RATIO = 10.0
@@ -135,22 +138,6 @@ OUT_OF_TIME = "with a time far outside the trace"
 NOT_AN_EVENT = "with other JSON than an event"
 
 
-def event_remarks(unusable: Counter[str], unknown_categories: Counter[str]) -> list[str]:
-    """Skipped events, by reason, and events of unknown categories, a sentence each."""
-    remarks = [
-        f"{pluralize(count, 'event')} {reason} {'is' if count == 1 else 'are'} skipped"
-        for reason, count in unusable.items()
-    ]
-    if unknown_categories:
-        names = ", ".join(repr(name[:40]) for name in unknown_categories)
-        count = sum(unknown_categories.values())
-        remarks.append(
-            f"{pluralize(count, 'event')} of unknown categories ({names}) "
-            f"{'is' if count == 1 else 'are'} not counted as GPU work"
-        )
-    return remarks
-
-
 MAX_HOST_NAMES = 100_000
 """Limit of the names of host calls; a trace can have a new name for every call."""
 OTHER_NAMES = "(other names)"
@@ -180,7 +167,8 @@ DTYPE_BYTES = {
 
 Span = tuple[float, float, int]
 """(start, end, thread) of a step or of a wait for the data loader; microseconds."""
-_MAX_DEVICE = 32767
+MAX_DEVICE = 32767
+_STEP_NUMBER = re.compile(r"\d{1,18}$")
 _NO_ARGUMENTS = EventArguments()
 
 
@@ -196,6 +184,8 @@ class ColumnBuilder:
         """Events that are skipped, by reason."""
         self.unknown_categories: Counter[str] = Counter()
         """Events of unknown categories that have a stream or a launch."""
+        self.host_categories: Counter[str] = Counter()
+        """The same for events that have none."""
         self.lanes = Lanes()
         self._unplaced: list[Event] = []
         """Events without a category on lanes that have no names yet."""
@@ -217,6 +207,7 @@ class ColumnBuilder:
         self.thread_process = array("q")
         """Process of each thread of the host."""
         self.steps: list[Span] = []
+        self.step_numbers: set[int] = set()
         self.loading: list[Span] = []
         self.operator_costs: dict[int, OperatorCost] = {}
         self._ids: dict[Scalar, int] = {}
@@ -289,7 +280,7 @@ class ColumnBuilder:
         if len(self._unplaced) < MAX_UNPLACED:
             self._unplaced.append(event)
         else:
-            self._count_unknown(NO_LANE)
+            self._count_unknown(NO_LANE, self.unknown_categories)
         return EventRole.IGNORED
 
     def finish(self) -> None:
@@ -298,7 +289,8 @@ class ColumnBuilder:
         self.events -= len(waiting)
         self.add(waiting)
         for event in self._unplaced:
-            self._count_unknown(f"{NO_LANE} {self.lanes.label(event)}")
+            label = f"{NO_LANE} {self.lanes.label(event)}"
+            self._count_unknown(label, self.unknown_categories)
         self._unplaced = []
 
     def _span(self, event: Event) -> tuple[float, float] | None:
@@ -321,7 +313,8 @@ class ColumnBuilder:
         self.name.append(self._name_index(event.name))
         self.type.append(role)
         self.stream.append(self._parse_id(args.stream if args.stream is not None else event.tid))
-        self.device.append(min(self._parse_id(args.device), _MAX_DEVICE))
+        device = args.device if args.device is not None else self.lanes.device(event.pid)
+        self.device.append(min(self._parse_id(device), MAX_DEVICE))
         correlation = self._parse_id(args.correlation)
         self.correlation.append(correlation)
         # Old versions of Kineto write the correlation id instead of the operator's id.
@@ -363,6 +356,8 @@ class ColumnBuilder:
             return
         if name.startswith(PROFILER_STEP):
             self.steps.append((*span, self._thread(event)))
+            if number := _STEP_NUMBER.search(name):
+                self.step_numbers.add(int(number[0]))
         elif name.startswith(DATA_LOADER):
             self.loading.append((*span, self._thread(event)))
         else:
@@ -423,13 +418,14 @@ class ColumnBuilder:
     def _add_unknown(self, event: Event) -> None:
         """Count an event that may be GPU work of a category that nostall does not know."""
         args = event.args or _NO_ARGUMENTS
-        if event.cat is None or (args.stream is None and args.correlation is None):
+        if event.cat is None:
             return
-        self._count_unknown(event.cat)
+        is_host = args.stream is None and args.correlation is None
+        self._count_unknown(event.cat, self.host_categories if is_host else self.unknown_categories)
 
-    def _count_unknown(self, category: str) -> None:
-        if category in self.unknown_categories or len(self.unknown_categories) < MAX_CATEGORIES:
-            self.unknown_categories[category] += 1
+    def _count_unknown(self, category: str, counts: Counter[str]) -> None:
+        if category in counts or len(counts) < MAX_CATEGORIES:
+            counts[category] += 1
 
     def _parse_id(self, value: Scalar) -> int:
         """The number of a stream, device, call or operator; -1 if it is missing or negative.
@@ -466,57 +462,79 @@ class ColumnBuilder:
         self.note_out_of_time(int((~usable).sum()))
         return np.flatnonzero(usable)
 
+    def remarks(self) -> list[str]:
+        """Skipped events, by reason, and events of unknown categories, a sentence each."""
+        remarks = [
+            f"{pluralize(count, 'event')} {reason} {'is' if count == 1 else 'are'} skipped"
+            for reason, count in self.unusable.items()
+        ]
+        if self.unknown_categories:
+            names = ", ".join(repr(name[:40]) for name in self.unknown_categories)
+            count = self.unknown_categories.total()
+            remarks.append(
+                f"{pluralize(count, 'event')} of unknown categories ({names}) "
+                f"{'is' if count == 1 else 'are'} not counted as GPU work"
+            )
+        return remarks
+
+    def lost_work(self) -> list[str]:
+        """A sentence if kernels of recorded launch calls are missing.
+
+        Nothing is known of launches of graphs, whose kernels ROCm gives other ids, nor of traces
+        whose correlation ids do not link activities to calls.
+        """
+        is_launch = np.array([_LAUNCH.match(name) for name in self.host_names], bool)
+        ids = np.array(self.call_correlation, np.int64)
+        ids = ids[is_launch[np.array(self.call_name, np.int32)] & (ids > 0)]
+        has_work = np.isin(ids, np.array(self.correlation, np.int64))
+        lost = int((~has_work).sum())
+        if not lost or not has_work.any():
+            return []
+        return [
+            f"{lost:,} of {pluralize(len(ids), 'launch call')} {'has' if lost == 1 else 'have'} no "
+            "GPU event: it is lost, and its time counts as idle, or a graph captured the call"
+        ]
+
     def activities(self, rows: np.ndarray, origin: float) -> Activities:
         """The activities of some rows, in seconds since ``origin`` (microseconds)."""
-        device = np.array(self.device, dtype=np.int16)[rows]
+        columns = self._columns(Activities, "", rows, origin)
+        device = columns["device"]
         if (has_device := device >= 0).any():
             # Some copies in old traces have no device.
             device[~has_device] = device[has_device].min()
-        return Activities(
-            start=(np.array(self.start)[rows] - origin) * TIME_UNIT,
-            end=(np.array(self.end)[rows] - origin) * TIME_UNIT,
-            name=np.array(self.name, dtype=np.int32)[rows],
-            type=np.array(self.type, dtype=np.int8)[rows],
-            stream=np.array(self.stream, dtype=np.int64)[rows],
-            device=device,
-            correlation=np.array(self.correlation, dtype=np.int64)[rows],
-            copied_bytes=np.array(self.copied_bytes)[rows],
-            message_bytes=np.array(self.message_bytes)[rows],
-            operator=np.array(self.operator, dtype=np.int64)[rows],
-            group=np.array(self.group, dtype=np.int32)[rows],
-            sequence=np.array(self.sequence, dtype=np.int64)[rows],
-        )
+        return Activities(**columns)
 
     def calls(self, origin: float) -> RuntimeCalls:
         """The runtime calls, in seconds since ``origin`` (microseconds)."""
         order = np.argsort(np.array(self.call_start), kind="stable")
         waits = np.array([SYNCHRONISING_CALL.search(n) for n in self.host_names], bool)
-        name = np.array(self.call_name, dtype=np.int32)[order]
-        return RuntimeCalls(
-            start=(np.array(self.call_start)[order] - origin) * TIME_UNIT,
-            end=(np.array(self.call_end)[order] - origin) * TIME_UNIT,
-            name=name,
-            thread=np.array(self.call_thread, dtype=np.int32)[order],
-            correlation=np.array(self.call_correlation, dtype=np.int64)[order],
-            external=np.array(self.call_external, dtype=np.int64)[order],
-            synchronizes=waits[name],
-        )
+        columns = self._columns(RuntimeCalls, "call_", order, origin)
+        return RuntimeCalls(**columns, synchronizes=waits[columns["name"]])
 
     def host_calls(self, origin: float, rows: np.ndarray | None = None) -> HostCalls:
         """The operators and annotations, in seconds since ``origin``, the longer one first.
 
         ``rows``: mask of those that are wanted; None: all.
         """
-        start, end = np.array(self.host_start), np.array(self.host_end)
-        order = np.lexsort((-end, start))
+        order = np.lexsort((-np.array(self.host_end), np.array(self.host_start)))
         order = order if rows is None else order[rows[order]]
-        return HostCalls(
-            start=(start[order] - origin) * TIME_UNIT,
-            end=(end[order] - origin) * TIME_UNIT,
-            name=np.array(self.host_name, dtype=np.int32)[order],
-            thread=np.array(self.host_thread, dtype=np.int32)[order],
-            is_operator=np.array(self.host_is_operator, dtype=bool)[order],
-        )
+        columns = self._columns(HostCalls, "host_", order, origin)
+        columns["is_operator"] = columns["is_operator"].astype(bool)
+        return HostCalls(**columns)
+
+    def _columns(
+        self,
+        table: type[Activities | RuntimeCalls | HostCalls],
+        prefix: str,
+        rows: np.ndarray,
+        origin: float,
+    ) -> dict[str, np.ndarray]:
+        """Some rows of the columns of a table, which are collected here with a prefix."""
+        names = [name for name in table.__dataclass_fields__ if hasattr(self, prefix + name)]
+        columns = {name: np.array(getattr(self, prefix + name))[rows] for name in names}
+        for edge in ("start", "end"):
+            columns[edge] = (columns[edge] - origin) * TIME_UNIT
+        return columns
 
 
 def outer_steps(columns: ColumnBuilder) -> list[Span]:

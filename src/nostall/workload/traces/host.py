@@ -9,12 +9,7 @@ import numpy as np
 
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
-from nostall.workload.traces.event_columns import (
-    event_remarks,
-    has_usable_time,
-    outer_steps,
-    spans,
-)
+from nostall.workload.traces.event_columns import has_usable_time, outer_steps, spans
 from nostall.workload.traces.kineto.reader import read_columns
 from nostall.workload.traces.kineto.schema import read_metadata
 from nostall.workload.traces.recording import HostCalls, RuntimeCalls
@@ -53,7 +48,8 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
     operator_end = np.array(columns.host_end)[is_operator]
     start = np.concatenate((operator_start, np.array(columns.call_start)))
     if not len(start):
-        causes = event_remarks(columns.unusable, columns.unknown_categories)
+        columns.unknown_categories += columns.host_categories
+        causes = columns.remarks()
         cause = f" ({'; '.join(causes)})" if causes else ""
         raise BadTrace(
             f"{path}: none of its events is GPU work, an operator or a runtime call{cause}; record "
@@ -65,7 +61,6 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
     num_rejected = int((~usable).sum())
     columns.note_out_of_time(num_rejected)
     metadata, damage = read_metadata(file.frame, is_complete=file.end_damage is None)
-    distributed = metadata.distributed
     is_operator[is_operator] = usable[: len(operator_start)]
     return HostRecording(
         path=path,
@@ -74,12 +69,12 @@ def read_host(path: Path, progress: Progress | None = None) -> HostRecording:
         calls=columns.calls(origin),
         steps=spans(outer_steps(columns), origin)[0],
         loading=spans(columns.loading, origin)[0],
-        rank=distributed.rank if distributed else None,
-        world_size=distributed.world_size if distributed else None,
+        rank=metadata.rank,
+        world_size=metadata.world_size,
         events=columns.events,
         remarks=(
             *file.remarks,
-            *event_remarks(columns.unusable, columns.unknown_categories),
+            *columns.remarks(),
             *([damage] if damage else []),
         ),
     )

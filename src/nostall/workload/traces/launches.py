@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,20 +30,15 @@ class KernelLaunches:
     """Sum over the launches."""
 
 
-class _Arguments(msgspec.Struct, gc=False):
-    grid: tuple[int, int, int] | None = None
-    block: tuple[int, int, int] | None = None
-    registers: int | None = msgspec.field(name="registers per thread", default=None)
-    shared_memory: int | None = msgspec.field(name="shared memory", default=None)
+class _Arguments(msgspec.Struct, frozen=True, gc=False):
+    grid: tuple[int, int, int] = (0, 0, 0)
+    block: tuple[int, int, int] = (0, 0, 0)
+    registers: int = msgspec.field(name="registers per thread", default=-1)
+    shared_memory: int = msgspec.field(name="shared memory", default=-1)
 
     @property
     def is_sound(self) -> bool:
-        if self.grid is None or self.block is None:
-            return False
-        if self.registers is None or self.shared_memory is None:
-            return False
-        sizes = (*self.grid, *self.block)
-        rest = (self.registers, self.shared_memory)
+        sizes, rest = (*self.grid, *self.block), (self.registers, self.shared_memory)
         return min(sizes) >= 1 and min(rest) >= 0 and max(*sizes, *rest) < LARGEST
 
 
@@ -67,28 +61,20 @@ def read_launches(path: Path) -> list[KernelLaunches]:
     Events without the parameters, as in traces of ROCm, are left out.  Raises
     :class:`~nostall.core.errors.BadTrace` if the file has no list of events.
     """
-    totals: dict[tuple[str, tuple[int, ...], tuple[int, ...], int, int], list[float]] = {}
+    totals: dict[tuple[str, _Arguments], list[float]] = {}
     for events in TraceFile(path, None).event_lists(_decode):
         for event in events:
             if event.ph != "X" or event.cat != "kernel" or event.args is None:
                 continue
-            arguments, duration = event.args, event.dur
-            if duration is None or not 0 < duration < math.inf or not arguments.is_sound:
-                continue
-            assert arguments.grid is not None and arguments.block is not None
-            assert arguments.registers is not None and arguments.shared_memory is not None
-            parameters = (arguments.grid, arguments.block)
-            key = (event.name, *parameters, arguments.registers, arguments.shared_memory)
-            total = totals.setdefault(key, [0, 0.0])
-            total[0] += 1
-            total[1] += duration * 1e-6
-    return sorted(_launches(totals), key=lambda launches: -launches.seconds)
-
-
-def _launches(totals: dict[tuple[str, tuple[int, ...], tuple[int, ...], int, int], list[float]]
-              ) -> Iterator[KernelLaunches]:  # fmt: skip
-    for (name, (x, y, z), (a, b, c), registers, shared), (count, seconds) in totals.items():
-        yield KernelLaunches(name, (x, y, z), (a, b, c), registers, shared, int(count), seconds)
+            if event.dur is not None and 0 < event.dur < math.inf and event.args.is_sound:
+                total = totals.setdefault((event.name, event.args), [0, 0.0])
+                total[0] += 1
+                total[1] += event.dur * 1e-6
+    launches = [
+        KernelLaunches(name, a.grid, a.block, a.registers, a.shared_memory, int(count), seconds)
+        for (name, a), (count, seconds) in totals.items()
+    ]
+    return sorted(launches, key=lambda row: -row.seconds)
 
 
 def _decode(text: bytes | memoryview) -> list[_Kernel]:

@@ -15,22 +15,18 @@ from pathlib import Path
 
 from nostall.core.errors import BadTrace
 from nostall.core.text.plurals import pluralize
-from nostall.workload.traces.event_columns import ColumnBuilder
+from nostall.workload.traces.event_columns import MAX_DEVICE, ColumnBuilder
 from nostall.workload.traces.kineto.categories import DATA_LOADER, PROFILER_STEP
 from nostall.workload.traces.kineto.reader import build_recording
-from nostall.workload.traces.kineto.schema import (
-    DeviceProperties,
-    Event,
-    EventArguments,
-    Metadata,
-)
-from nostall.workload.traces.recording import Recording
+from nostall.workload.traces.kineto.schema import Event, EventArguments, Metadata
+from nostall.workload.traces.recording import WHOLE_GRAPH, Recording
 
 MAGIC = b"SQLite format 3\x00"
 """First bytes of an SQLite database."""
 _KERNELS, _COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
 _FILLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _CALLS, _RANGES = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+_DEVICES = "TARGET_INFO_CUDA_DEVICE"
 _WORK = {_KERNELS: "kernel", _GRAPHS: "kernel", _COPIES: "gpu_memcpy", _FILLS: "gpu_memset"}
 """Category of the rows of each table of GPU work."""
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA",
@@ -89,8 +85,10 @@ class _Export:
         self.columns = {
             table: {row[1] for row in database.execute(f'PRAGMA table_info("{table}")')}
             for (table,) in tables.fetchall()
-            if table in (*_WORK, _CALLS, _RANGES, "StringIds", "TARGET_INFO_GPU", "StringTable")
-        }
+            if table in (*_WORK, _CALLS, _RANGES, "StringIds", "TARGET_INFO_GPU", _DEVICES,
+                         "StringTable")
+        }  # fmt: skip
+        self.gpus = self._gpus()
         # Correlation ids are unique in a process; old versions do not write whose a kernel is.
         work = [self.columns[table] for table in _WORK if table in self.columns]
         self.has_processes = all("globalPid" in columns for columns in work)
@@ -114,15 +112,24 @@ class _Export:
                 f"{self.path}: Nsight Systems recorded no GPU work; record with 'nsys profile "
                 "--trace=cuda,nvtx'"
             )
-        return build_recording(
-            self.path, columns, Metadata(devices=self._devices()), remarks=self._remarks()
-        )
+        return build_recording(self.path, columns, self._metadata(), remarks=self._remarks())
 
-    def _devices(self) -> list[DeviceProperties]:
+    def _metadata(self) -> Metadata:
         if "name" not in self.columns.get("TARGET_INFO_GPU", ()):
-            return []
+            return Metadata()
         rows = self.database.execute('SELECT name FROM "TARGET_INFO_GPU"').fetchall()
-        return [DeviceProperties(name=str(name)) for (name,) in rows if name]
+        return next((Metadata(gpu=str(name)) for (name,) in rows if name), Metadata())
+
+    def _gpus(self) -> dict[tuple[int, int], int]:
+        """GPU by process and its own number of it: CUDA_VISIBLE_DEVICES renumbers GPUs."""
+        if not {"pid", "cudaId", "gpuId"} <= self.columns.get(_DEVICES, set()):
+            return {}
+        rows = self.database.execute(f'SELECT pid, cudaId, gpuId FROM "{_DEVICES}"').fetchall()
+        return {
+            (pid, device): gpu
+            for pid, device, gpu in rows
+            if isinstance(gpu, int) and 0 <= gpu <= MAX_DEVICE
+        }
 
     def _remarks(self) -> list[str]:
         """Graphs that were recorded as one activity each."""
@@ -131,7 +138,8 @@ class _Export:
         (count,) = self.database.execute(f'SELECT count(*) FROM "{_GRAPHS}"').fetchone()
         return [
             f"{pluralize(count, 'launch')} of CUDA graphs {'is' if count == 1 else 'are'} recorded "
-            "without their kernels; record with --cuda-graph-trace=node to see them"
+            "without their kernels, and their time counts as memory; record with "
+            "--cuda-graph-trace=node to see them"
         ] if count else []  # fmt: skip
 
     def _events(self, table: str) -> Iterator[list[Event]]:
@@ -156,7 +164,7 @@ class _Export:
         )
         make = {_CALLS: _call, _RANGES: _range}.get(table)
         while batch := rows.fetchmany(_ROWS):
-            events = [make(row) if make else _work(row, _WORK[table]) for row in batch]
+            events = [make(row) if make else self._work(row, table) for row in batch]
             yield [event for event in events if event is not None]
 
     def _correlation(self, owner: str) -> str:
@@ -184,23 +192,23 @@ class _Export:
             return "(t.copyKind)" if "copyKind" in self.columns[table] else "(NULL)"
         return "(t.graphId)" if "graphId" in self.columns[table] else "(NULL)"
 
-
-def _work(row: _Row, category: str) -> Event:
-    start, end, process, correlation, name, device, context, stream, size = row
-    if category == "gpu_memcpy":
-        name = f"Memcpy {_COPY_KINDS.get(_number(name), 'of unknown kind')}"
-    elif category == "gpu_memset":
-        name = "Memset (Device)"
-    elif isinstance(name, int):
-        name = f"CUDA graph {name}"
-    lane = _number(process) >> _PROCESS & 0xFFFFFF
-    args = EventArguments(
-        device=device,
-        stream=(lane << 38) + ((_number(context) & 0x3FFF) << 24) + (_number(stream) & 0xFFFFFF),
-        correlation=correlation,
-        bytes=size,
-    )
-    return _event(category, name, start, end, process, args)
+    def _work(self, row: _Row, table: str) -> Event:
+        start, end, process, correlation, name, device, context, stream, size = row
+        if table == _COPIES:
+            name = f"Memcpy {_COPY_KINDS.get(_number(name), 'of unknown kind')}"
+        elif table == _FILLS:
+            name = "Memset (Device)"
+        elif table == _GRAPHS:
+            name = f"{WHOLE_GRAPH} {_number(name)}"
+        lane = _number(process) >> _PROCESS & 0xFFFFFF
+        context = _number(context) & 0x3FFF
+        args = EventArguments(
+            device=self.gpus.get((lane, _number(device)), device),
+            stream=(lane << 38) + (context << 24) + (_number(stream) & 0xFFFFFF),
+            correlation=correlation,
+            bytes=size,
+        )
+        return _event(_WORK[table], name, start, end, process, args)
 
 
 def _call(row: _Row) -> Event:

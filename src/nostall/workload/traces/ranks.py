@@ -22,26 +22,35 @@ from nostall.workload.traces.recording import Recording
 
 _SNIFFED = 1 << 16
 """Bytes of a file that are looked at."""
+_NSYS = (
+    "is a report of Nsight Systems; run 'nsys export --type sqlite {path}' and give the .sqlite "
+    "file"
+)
+_PERFETTO = (
+    "is a binary trace of Perfetto; run 'traceconv json {path} trace.json' and give trace.json"
+)
+_PICKLE = (
+    "is a Python pickle, such as a memory snapshot of PyTorch; give a trace that torch.profiler's "
+    "export_chrome_trace wrote"
+)
 _SUFFIXES = {
-    ".nsys-rep": "is a report of Nsight Systems; run 'nsys export --type sqlite {path}' and give "
-    "the .sqlite file",
-    ".qdrep": "is a report of Nsight Systems; run 'nsys export --type sqlite {path}' and give the "
-    ".sqlite file",
+    ".nsys-rep": _NSYS,
+    ".qdrep": _NSYS,
     ".qdstrm": "is unprocessed data of Nsight Systems; run 'QdstrmImporter {path}', then 'nsys "
     "export --type sqlite' on the report, and give the .sqlite file",
     ".ncu-rep": "is a report of Nsight Compute, which has counters of single kernels and no "
     "timeline; record the step with torch.profiler or with Nsight Systems",
     ".xplane.pb": "is an XPlane file of JAX or TensorFlow; the profiler writes a .trace.json.gz "
     "file into the same folder, give that one",
-    ".pftrace": "is a binary trace of Perfetto; run 'traceconv json {path} trace.json' and give "
-    "trace.json",
-    ".perfetto-trace": "is a binary trace of Perfetto; run 'traceconv json {path} trace.json' and "
-    "give trace.json",
+    ".pftrace": _PERFETTO,
+    ".perfetto-trace": _PERFETTO,
     ".rpd": "is a database of rocmProfileData; run 'rpd2tracing.py {path} trace.json' and give "
     "trace.json",
 }
 """What files are by the end of their names."""
 _XPLANE = re.compile(rb"/host:metadata|/device:(?:GPU|TPU|CUSTOM)|/host:CPU")
+_BINARY = re.compile(rb"\n[^{}]{0,64}?[\x00-\x08\x0e-\x1f\x7f-\xff]")
+"""Start of a protobuf message whose first field is a message, as those of Perfetto are."""
 _MAGIC = (
     (b"PK\x03\x04", "is a ZIP archive; unpack it and give the traces in it"),
     (b"\x28\xb5\x2f\xfd", "is compressed with Zstandard; run 'zstd -d {path}' and give the result"),
@@ -49,10 +58,8 @@ _MAGIC = (
     (b"\xfd7zXZ\x00", "is compressed with xz; run 'unxz -k {path}' and give the result"),
     (b"PAR1", "is a Parquet file; name it .parquet if it is a job table, else export the trace as "
     "Chrome JSON"),
-    (b"\x80\x04\x95", "is a Python pickle, such as a memory snapshot of PyTorch; give a trace that "
-    "torch.profiler's export_chrome_trace wrote"),
-    (b"\x80\x02", "is a Python pickle, such as a memory snapshot of PyTorch; give a trace that "
-    "torch.profiler's export_chrome_trace wrote"),
+    (b"\x80\x04\x95", _PICKLE),
+    (b"\x80\x02", _PICKLE),
 )  # fmt: skip
 """What files are by their first bytes."""
 _EXECUTION_TRACE = re.compile(rb'\{[^{}]*"schema"\s*:\s*"[^"]*"(?s:.)*?"nodes"\s*:\s*\[')
@@ -71,6 +78,11 @@ def other_format(path: Path) -> str | None:
             return f"{path} {sentence.format(path=path)}"
     if text[:1] == b"\n" and _XPLANE.search(text[:4096]):
         return f"{path} {_SUFFIXES['.xplane.pb']}"
+    if _BINARY.match(text):
+        return (
+            f"{path} is a binary file of protobuf messages; if it is a trace of Perfetto, run "
+            f"'traceconv json {path} trace.json' and give trace.json"
+        )
     if _PAGE.match(text):
         return f"{path} is a web page; download the trace itself"
     if b'"traceEvents"' in text:

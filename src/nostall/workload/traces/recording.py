@@ -14,6 +14,9 @@ from nostall.workload.traces.operator_cost import OperatorCost
 TIME_UNIT = 1e-6
 """Seconds per unit of time in a trace; ``displayTimeUnit`` only affects trace viewers."""
 
+WHOLE_GRAPH = "CUDA graph"
+"""Start of the name of an activity that is a whole graph, whose kernels are not recorded."""
+
 
 class ActivityType(IntEnum):
     """Types of GPU activities."""
@@ -112,6 +115,8 @@ class Recording:
     """Start and end of each wait of the host for its data loader, shape [waits, 2]."""
     step_thread: np.ndarray
     """Thread that marks each step."""
+    step_numbers: frozenset[int]
+    """Numbers at the end of the names of the steps."""
     loading_thread: np.ndarray
     """Thread that waits for the data loader."""
     host: HostCalls
@@ -131,8 +136,6 @@ class Recording:
     """Schema version of the file."""
     events: int
     """Number of events that were read."""
-    unusable_events: int
-    """Number of these events that have invalid fields and are skipped."""
     remarks: tuple[str, ...] = ()
     """Damage of the file and skipped events, a sentence each; empty: the file is sound."""
     groups: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from nostall.core import BadHardware, BadInput
 from nostall.workload import Architecture, Resource, load_hardware, model_step
 from nostall.workload.hardware.description import OperatorTimeModel
 from nostall.workload.jobs.record import Operator, OperatorKind
-from nostall.workload.model.population import sensitivities
+from nostall.workload.model.population import removable_shares
 from tests.unit.workload.job_records import TEST_HARDWARE, make_job
 
 PEAKS = (1e14, 1e12)
@@ -99,9 +99,9 @@ def test_each_operator_of_a_step_is_modelled(tmp_path: Path) -> None:
     step = model_step(job, hardware)
     assert step.compute == pytest.approx(6e-6 + 1.25 * 0.08)
     assert step.memory == pytest.approx(2e-3 + 1e-3)
-    first = sensitivities(job, hardware)[0]
-    assert first.resource is Resource.COMPUTE
-    assert first.removable_share == pytest.approx(0.1 / step.total)  # overheads remain
+    resource, share = next(iter(removable_shares(job, hardware).items()))
+    assert resource is Resource.COMPUTE
+    assert share == pytest.approx(0.1 / step.total)  # overheads remain
     # Hardware without time models uses the sums of the job.
     flat_step = model_step(make_job(Architecture.SINGLE, operators=job.operators), TEST_HARDWARE)
     assert flat_step == model_step(make_job(Architecture.SINGLE), TEST_HARDWARE)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nostall.core import BadJob, MissingPart
+from nostall.core import BadInput, BadJob, MissingPart
 from nostall.workload import Architecture, Job, read_jobs
+from nostall.workload.jobs.steps import is_step_table, read_steps
+from nostall.workload.jobs.table import parse_column_names
 
 TWO_JOBS = """name,architecture,replicas,flops [T],dense_bytes [MB],weight_traffic [GB],gpu_hours
 resnet,allreduce-local,8,1.5,204,0.357,12
@@ -33,6 +35,52 @@ def test_units_and_spellings_of_architectures(tmp_path: Path, name: str) -> None
     assert ctr.architecture is Architecture.PS_WORKER
     assert ctr.weight_traffic is None
     assert table.num_skipped == 0
+
+
+CLUSTER = """user,kind,num_gpus,tflop per step,seconds
+alice,allreduce-local,8,1.5,9
+bob,PS/Worker,16,0.1,7
+"""
+
+
+def test_a_table_with_other_names(tmp_path: Path) -> None:
+    options = ("architecture=kind", "replicas = num_gpus", "flops [T]=tflop per step")
+    names = parse_column_names(options)
+    table = read_jobs(write(tmp_path, CLUSTER), names)
+    assert [(j.architecture.value, j.replicas, j.flops) for j in table.jobs] == [
+        ("allreduce-local", 8, 1.5e12),
+        ("ps-worker", 16, 0.1e12),
+    ]
+    steps = write(tmp_path, "n,t,seconds,size\n2,50,1,9\n", "steps.csv")
+    names = parse_column_names(("nodes=n", "seconds [ms]=t", "gradient_bytes=size"))
+    assert is_step_table(steps, names) and not is_step_table(steps)
+    [row] = read_steps(steps, names).steps
+    assert (row.nodes, row.seconds, row.gradient_bytes) == (2, 0.05, 9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), r"unknown column 'user'.* required are architecture.* --column FIELD=NAME"),
+        (("architecture=sort",), r"column 'sort' is unknown; allowed are user, kind,"),
+        (("architecture=kind", "colour=user"), "unknown column 'colour'"),
+        (("flops [TB]=tflop per step",), "unit 'TB'"),
+        (("flops [T]=tflop per step",), "column 'architecture' is missing"),
+    ],
+)
+def test_names_that_do_not_fit_the_table(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(BadJob, match=message):
+        read_jobs(write(tmp_path, CLUSTER), parse_column_names(options))
+
+
+@pytest.mark.parametrize("option", ["flops", "flops=", "=x", "flops[T=x"])
+def test_a_column_option_of_another_form(option: str) -> None:
+    with pytest.raises(BadInput, match="is not FIELD=NAME"):
+        parse_column_names([option])
+    with pytest.raises(BadInput, match=r"'t' is the column of 'flops \[T\]'; give each"):
+        parse_column_names(["flops [T]=t", "batch=t"])
 
 
 def test_parquet(tmp_path: Path) -> None:

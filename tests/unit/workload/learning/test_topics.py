@@ -80,7 +80,7 @@ def test_a_category_without_labels_is_found() -> None:
     predicted = model.predict(counts)
     assert (predicted[truth == 3] == NEW).mean() > 0.9
     assert (predicted[truth < 3] == truth[truth < 3]).mean() > 0.9
-    assert model.training_novelty_[truth == 3].mean() > 0.9
+    assert (model.category_draws_[:, truth == 3] >= len(model.classes_)).mean() > 0.9
     assert sum(model.new_kinds_.values()) == pytest.approx(1)
     assert len(model.partition()) == len(truth)
     assert model.predict_proba(counts).sum(axis=1) == pytest.approx(1)
@@ -132,7 +132,7 @@ def test_a_given_number_of_new_categories_is_a_limit() -> None:
 def test_several_chains_give_diagnostics_and_one_answer() -> None:
     counts, labels, _ = corpus(0)
     model = OpenTopics(eta=0.1, sweeps=30, burn_in=20, chains=2).fit(counts, labels)
-    assert set(model.convergence_) >= {"log density", "topics", "categories"}
+    assert set(model.traces_[1][0]) >= {"log density", "topics", "categories"}
     assert model.chain_ in (0, 1)
     assert len(model.trace_) == 10
 

@@ -10,7 +10,7 @@ from nostall.core import BadTrace
 from nostall.workload.timeline.collectives import match_collectives
 from nostall.workload.traces.kineto.reader import read_kineto
 from nostall.workload.traces.recording import Recording
-from tests.unit.workload.trace_events import kernel, trace, write
+from tests.unit.workload.trace_events import event, kernel, trace, write
 
 H200 = Path(__file__).parents[1] / "h200"
 
@@ -64,3 +64,18 @@ def test_waiting_is_half_of_the_communication_of_a_rank_on_two_h200() -> None:
     on_rank_1 = sum(c.seconds[1] for c in all_reduces)
     assert 0.9e-3 < transfer < 1.1e-3
     assert on_rank_1 > 1.9 * transfer
+
+
+def test_other_steps_are_refused_and_missing_steps_are_not(tmp_path: Path) -> None:
+    def of(rank: int, *numbers: int) -> Recording:
+        events = []
+        for number in numbers:
+            events.append(event("user_annotation", f"ProfilerStep#{number}", 1000 * number, 999))
+            events.append(kernel("ncclAllReduce", 1000 * number, 50))
+        path = tmp_path / f"{rank}_{numbers[0]}.json"
+        return read_kineto(write(path, trace(*events, rank=rank, world=2)))
+
+    with pytest.raises(BadTrace, match=r"has the steps 1 to 12 and .* the steps 2 to 13,"):
+        match_collectives([of(0, *range(1, 13)), of(1, *range(2, 14))])
+    lacks_one, _ = match_collectives([of(0, *range(1, 13)), of(1, *range(2, 13))])
+    assert len(lacks_one) == 11

@@ -319,6 +319,47 @@ def test_gaps_in_a_graph_and_before_events_without_a_launch_have_rows(tmp_path: 
     assert unknown.remarks[0].startswith("20 of 20 GPU events have no recorded launch; 0.095 ms")
 
 
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ("cudaGraphLaunch", OtherIdle.GRAPH),
+        ("cuGraphLaunch", OtherIdle.GRAPH),
+        ("hipGraphLaunch", OtherIdle.GRAPH),
+        ("urEnqueueCommandBufferExp", OtherIdle.GRAPH),
+        ("cudaMemcpyPeerAsync", OtherIdle.QUEUED),
+        ("cudaLaunchKernelExC", OtherIdle.QUEUED),
+    ],
+)
+def test_only_a_call_that_launches_a_graph_makes_its_activities_a_graph(
+    tmp_path: Path, call: str, reason: OtherIdle
+) -> None:
+    once = event("cuda_runtime", call, 0, 5, correlation=9)
+    works = [kernel(ADD, 40 + 100 * n, 50, launch=9) for n in range(2)]
+    [timeline] = timelines(tmp_path, once, *works)
+    assert timeline.other[reason] == pytest.approx(50e-6)
+    assert sum(timeline.other.values()) == pytest.approx(50e-6)
+
+
+@pytest.mark.parametrize("name", ["hipModuleLaunchKernel", "hipExtModuleLaunchKernel"])
+def test_launches_of_rocm_load_no_module(tmp_path: Path, name: str) -> None:
+    """Launches of 14 us, each of which the GPU waits for, are no gaps that occur once."""
+    events = []
+    for n in range(10):
+        events.append(event("cuda_runtime", name, 30 * n, 14, correlation=n))
+        events.append(kernel(ADD, 30 * n + 16, 10, launch=n))
+    [timeline] = timelines(tmp_path, *events)
+    assert microseconds(timeline) == {"memory": 100, "idle_launch": 180}
+    assert timeline.longest_calls == {}  # no call runs before a launch
+
+
+def test_the_calls_of_another_process_are_not_what_delays_a_launch(tmp_path: Path) -> None:
+    other = [{**event("cpu_op", "aten::other", 120, 700), "pid": 9}]
+    other += [{**late(100, 9)[0], "pid": 9}, {**kernel(ADD, 110, 5, launch=9, device=1), "pid": 9}]
+    first, _ = timelines(tmp_path, *late(0, 1), *late(900, 2), *other)
+    assert microseconds(first) == {"compute": 200, "idle_launch": 800}
+    assert first.longest_calls == {}
+
+
 def test_external_ids_link_launches_of_traces_without_correlation_ids(tmp_path: Path) -> None:
     events = []
     for n in range(4):

@@ -71,6 +71,33 @@ def test_equal_correlation_ids_of_two_processes_are_different_calls(tmp_path: Pa
     assert microseconds(timeline) == {"compute": 200, "idle_launch": 200}
 
 
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_processes_that_see_one_gpu_each_have_timelines_of_their_own(
+    tmp_path: Path, is_mapped: bool
+) -> None:
+    """With CUDA_VISIBLE_DEVICES, the only GPU that a process sees is its GPU 0."""
+    export = Export()
+    for number in (5, 6):
+        export.launch(20 * number, 1, number << 24)
+        export.kernel(GEMM, 20 * number + 10, 100, 1, number << 24)
+    if is_mapped:
+        export.tables["TARGET_INFO_CUDA_DEVICE"] = [
+            {"gpuId": 3, "cudaId": 0, "pid": 5}, {"gpuId": 1, "cudaId": 0, "pid": 6},
+        ]  # fmt: skip
+    timelines = build_timelines(read_nsight(export.write(tmp_path / "t.sqlite")))
+    assert [t.device for t in timelines] == ([1, 3] if is_mapped else [0])
+    assert [microseconds(t)["compute"] for t in timelines] == ([100, 100] if is_mapped else [120])
+
+
+def test_whole_graphs_are_no_chain_that_fusion_shortens(tmp_path: Path) -> None:
+    export = one_step()
+    for n in range(3):
+        export.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", 1650 + 100 * n, 90, globalPid=PROCESS,
+                   deviceId=0, contextId=1, streamId=9, correlationId=8 + n, graphId=4)  # fmt: skip
+    timeline = timeline_of(export.write(tmp_path / "t.sqlite"))
+    assert timeline.num_kernels == 4 and timeline.fusion_saving == 0
+
+
 @pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "TARGET_INFO_GPU"])
 def test_a_report_may_lack_any_table_but_that_of_its_work(tmp_path: Path, table: str) -> None:
     export = one_step()

@@ -21,7 +21,6 @@ from sklearn.cluster import KMeans
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nostall.core.errors import BadInput
-from nostall.workload.learning.diagnostics import Convergence, convergence
 from nostall.workload.learning.topics.categories import (
     UNLIMITED,
     Limits,
@@ -88,7 +87,10 @@ def draw_sticks(rng: np.random.Generator, counts: Counts, tables: Ints, gamma: f
 def draw_topic_concentration(
     rng: np.random.Generator, gamma: float, topics: int, tables: int, prior: tuple[float, float]
 ) -> float:
-    """gamma given K topics at T tables (Escobar and West, 1995)."""
+    """gamma given K topics at T tables (Escobar and West, 1995).
+
+    Also the concentration of any Dirichlet process of K components and T members.
+    """
     shape, rate = prior
     auxiliary = rng.beta(gamma + 1.0, tables)
     rate = rate - math.log(auxiliary)
@@ -408,8 +410,9 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 for seed in seeds
             ]
             self._draws: list[list[Draw]] = [[] for _ in seeds]
-            self._traces: list[list[dict[str, float]]] = [[] for _ in seeds]
-        for chain, draws, trace in zip(self._chains, self._draws, self._traces, strict=True):
+            self.traces_: list[list[dict[str, float]]] = [[] for _ in seeds]
+            """The monitored scalars of each chain after each sweep that follows burn-in."""
+        for chain, draws, trace in zip(self._chains, self._draws, self.traces_, strict=True):
             self._run(chain, draws, trace)
         return self
 
@@ -434,7 +437,7 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def chain_(self) -> int:
         """Number of the chain with the greatest mean log density after burn-in."""
         check_is_fitted(self, "classes_")
-        means = [np.mean([row["log density"] for row in trace]) for trace in self._traces]
+        means = [np.mean([row["log density"] for row in trace]) for trace in self.traces_]
         return int(np.argmax(means))
 
     @property
@@ -445,19 +448,13 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def trace_(self) -> list[dict[str, float]]:
         """The monitored scalars of the best chain after each sweep that follows burn-in."""
-        return list(self._traces[self.chain_])
+        return list(self.traces_[self.chain_])
 
     @property
     def category_draws_(self) -> Ints:
         """Category of each training document by draw; new ones are numbered after the known."""
         check_is_fitted(self, "classes_")
         return np.array([draw.category_of for draw in self.draws_])
-
-    @property
-    def training_novelty_(self) -> Floats:
-        """Share of the draws in which each training document is of a new category."""
-        share: Floats = (self.category_draws_ >= len(self.classes_)).mean(axis=0)
-        return share
 
     @property
     def new_kinds_(self) -> dict[int, float]:
@@ -475,16 +472,6 @@ class OpenTopics(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         losses = [np.abs((d[:, None] == d[None, :]) - together).sum() for d in draws]
         best: Ints = draws[int(np.argmin(losses))]
         return best
-
-    @property
-    def convergence_(self) -> dict[str, Convergence]:
-        """R-hat and effective draws of the monitored scalars, after burn-in."""
-        check_is_fitted(self, "classes_")
-        length = min(len(trace) for trace in self._traces)
-        return {
-            name: convergence(np.array([[row[name] for row in t[:length]] for t in self._traces]))
-            for name in self._traces[0][0]
-        }
 
     def _count_new(self, categories: Ints) -> int:
         new = categories[categories >= len(self.classes_)]

@@ -112,13 +112,16 @@ class Lanes:
         The stream, the device and the correlation id of GPU work are put into its arguments, and a
         step gets the name of a step.
         """
-        process = self.processes.get(event.pid)
-        if process is None:
-            return None
-        gpu = _GPU.search(process)
-        if gpu is not None:
-            return self._gpu_role(event, int(gpu[1]))
+        process = self.processes.get(event.pid, "")
+        device = self.device(event.pid)
+        if device is not None:
+            return self._gpu_role(event, device)
         return _host_role(event) if _HOST.search(process) else None
+
+    def device(self, pid: Scalar) -> int | None:
+        """The number of the GPU that a process stands for, by its names; None: they have none."""
+        gpu = _GPU.search(self.processes.get(pid, ""))
+        return int(gpu[1]) if gpu else None
 
     def _gpu_role(self, event: Event, device: int) -> EventRole:
         thread = self.threads.get((event.pid, event.tid), "")

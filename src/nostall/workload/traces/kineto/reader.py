@@ -10,7 +10,7 @@ import numpy as np
 from nostall.core.errors import BadTrace
 from nostall.core.files.text_blocks import Progress
 from nostall.core.text.plurals import pluralize
-from nostall.workload.traces.event_columns import ColumnBuilder, event_remarks, outer_steps, spans
+from nostall.workload.traces.event_columns import ColumnBuilder, outer_steps, spans
 from nostall.workload.traces.kineto.schema import Metadata, read_metadata
 from nostall.workload.traces.recording import TIME_UNIT, Recording
 from nostall.workload.traces.stream import TraceFile
@@ -42,7 +42,7 @@ def read_kineto(path: Path, progress: Progress | None = None) -> Recording:
         cause = "; ".join(file.remarks) or "the list is empty"
         raise BadTrace(f"{path}: no events: {cause}; record the trace again")
     if not columns.start:
-        causes = (*file.remarks, *event_remarks(columns.unusable, columns.unknown_categories))
+        causes = (*file.remarks, *columns.remarks())
         cause = f" ({'; '.join(causes)})" if causes else ""
         raise NoGpuActivity(
             f"{path}: none of {pluralize(columns.events, 'event')} ran on a GPU{cause}; record the "
@@ -66,7 +66,6 @@ def build_recording(
     rows = rows[np.argsort(np.array(columns.start)[rows], kind="stable")]
     # Times count from the epoch; subtracting before scaling keeps nanoseconds in a float64.
     origin = columns.start[rows[0]]
-    distributed = metadata.distributed
     steps, step_thread = spans(outer_steps(columns), origin)
     loading, loading_thread = spans(columns.loading, origin)
     return Recording(
@@ -77,21 +76,22 @@ def build_recording(
         steps=steps,
         loading=loading,
         step_thread=step_thread,
+        step_numbers=frozenset(columns.step_numbers),
         loading_thread=loading_thread,
         host=columns.host_calls(origin),
         host_names=tuple(columns.host_names),
         thread_process=np.array(columns.thread_process, dtype=np.int64),
         operator_costs=columns.operator_costs,
         origin=origin * TIME_UNIT,
-        rank=distributed.rank if distributed else None,
-        world_size=distributed.world_size if distributed else None,
-        gpu=next((device.name for device in metadata.devices if device.name), "unknown GPU"),
+        rank=metadata.rank,
+        world_size=metadata.world_size,
+        gpu=metadata.gpu,
         schema=metadata.schema,
         events=columns.events,
-        unusable_events=columns.unusable.total(),
         remarks=(
             *remarks,
-            *event_remarks(columns.unusable, columns.unknown_categories),
+            *columns.remarks(),
+            *columns.lost_work(),
             *damage,
         ),
         groups=tuple(columns.groups),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -37,7 +38,6 @@ class EventArguments(msgspec.Struct, gc=False):
     """Name of a process or thread, in a metadata event."""
     labels: Scalar = None
     bytes: Scalar = None
-    collective: str | None = msgspec.field(name="Collective name", default=None)
     message_elements: Scalar = msgspec.field(name="In msg nelems", default=None)
     dtype: str | None = None
     group: Scalar = msgspec.field(name="Process Group Name", default=None)
@@ -61,27 +61,15 @@ class Event(msgspec.Struct, gc=False):
     args: EventArguments | None = None
 
 
-class DistributedInfo(msgspec.Struct):
-    """``distributedInfo`` of a trace."""
-
-    rank: int | None = None
-    world_size: int | None = None
-    backend: str | None = None
-
-
-class DeviceProperties(msgspec.Struct):
-    """An entry of ``deviceProperties``."""
-
-    id: int | None = None
-    name: str | None = None
-
-
-class Metadata(msgspec.Struct):
+@dataclass(frozen=True, slots=True)
+class Metadata:
     """The fields of the trace object other than ``traceEvents``."""
 
-    schema: int | None = msgspec.field(name="schemaVersion", default=None)
-    distributed: DistributedInfo | None = msgspec.field(name="distributedInfo", default=None)
-    devices: list[DeviceProperties] = msgspec.field(name="deviceProperties", default_factory=list)
+    schema: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    gpu: str = "unknown GPU"
+    """Name of the first GPU that has one."""
 
 
 def lenient_event(text: bytes) -> Event | None:
@@ -118,7 +106,7 @@ def _lenient_arguments(value: object) -> EventArguments | None:
             continue
         if name.startswith("input_") or name == "group_ranks":
             fields[name] = msgspec.Raw(json.dumps(value[key]).encode())
-        elif name in ("collective", "dtype"):
+        elif name == "dtype":
             fields[name] = _text(value[key])
         else:
             fields[name] = _scalar(value[key])
@@ -181,7 +169,6 @@ def parse_amount(value: Scalar) -> float:
 DAMAGE = "the text before or after the events is not valid JSON; its readable fields are used"
 _FIELDS = ("schemaVersion", "distributedInfo", "deviceProperties")
 _JSON = json.JSONDecoder()
-_MAX_DEVICES = 4096
 
 
 def read_metadata(frame: bytes, *, is_complete: bool) -> tuple[Metadata, str | None]:
@@ -189,23 +176,13 @@ def read_metadata(frame: bytes, *, is_complete: bool) -> tuple[Metadata, str | N
 
     ``is_complete`` says whether the list of events ended; otherwise the text has no end either.
     """
-    try:
-        metadata = msgspec.json.decode(frame, type=Metadata)
-        if _has_plausible_numbers(metadata):
-            return metadata, None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
+    text, is_json = repair(frame)[0].decode(), _is_json(frame)
+    table = json.loads(text) if is_json else None
+    if not isinstance(table, dict):
+        table = {name: _find_field(text, name) for name in _FIELDS}
     is_bare_list = re.fullmatch(rb"\s*\[\s*\]?\s*", frame) is not None
-    is_json = not is_complete or is_bare_list or _is_json(frame)
-    text = repair(frame)[0].decode()
-    fields = {name: _find_field(text, name) for name in _FIELDS}
-    return _lenient_metadata(fields), None if is_json else DAMAGE
-
-
-def _has_plausible_numbers(metadata: Metadata) -> bool:
-    info = metadata.distributed or DistributedInfo()
-    numbers = (metadata.schema, info.rank, info.world_size)
-    return all(n is None or _integer(n) == n for n in numbers)
+    is_sound = is_json or is_bare_list or not is_complete
+    return _metadata(table), None if is_sound else DAMAGE
 
 
 def _is_json(text: bytes) -> bool:
@@ -226,23 +203,18 @@ def _find_field(text: str, name: str) -> Any:
     return None
 
 
-def _lenient_metadata(fields: dict[str, Any]) -> Metadata:
+def _metadata(fields: dict[str, Any]) -> Metadata:
     """Metadata without the fields that have wrong types."""
-    info, devices = fields["distributedInfo"], fields["deviceProperties"]
-    distributed = None
-    if isinstance(info, dict):
-        backend = info.get("backend")
-        distributed = DistributedInfo(
-            _integer(info.get("rank")),
-            _integer(info.get("world_size")),
-            backend if isinstance(backend, str) else None,
-        )
-    names = [
-        DeviceProperties(_integer(device.get("id")), device["name"])
-        for device in (devices if isinstance(devices, list) else [])[:_MAX_DEVICES]
-        if isinstance(device, dict) and isinstance(device.get("name"), str)
-    ]
-    return Metadata(_integer(fields["schemaVersion"]), distributed, names)
+    info, devices = fields.get("distributedInfo"), fields.get("deviceProperties")
+    info = info if isinstance(info, dict) else {}
+    devices = devices if isinstance(devices, list) else []
+    names = [device.get("name") for device in devices if isinstance(device, dict)]
+    return Metadata(
+        _integer(fields.get("schemaVersion")),
+        _integer(info.get("rank")),
+        _integer(info.get("world_size")),
+        next((name for name in names if name and isinstance(name, str)), Metadata().gpu),
+    )
 
 
 def _integer(value: object) -> int | None:

@@ -77,6 +77,17 @@ def test_kineto_without_categories(tmp_path: Path) -> None:
     assert timeline.recording.host_names == ("aten::mm", "cudaLaunchKernel")
 
 
+def test_work_without_a_device_is_on_the_gpu_that_its_process_stands_for(tmp_path: Path) -> None:
+    labels = [name(pid, f"GPU {pid}", what="process_labels") for pid in (0, 3)]
+    works = [
+        at(pid, 7, "ampere_sgemm_128x64_nn", 10 * pid, 60, stream=7) | {"cat": "kernel"}
+        for pid in (0, 3)
+    ]
+    path = write(tmp_path / "t.json", {"traceEvents": [*labels, *works]})
+    timelines = build_timelines(read_kineto(path))
+    assert [(t.device, round(t.span * 1e6)) for t in timelines] == [(0, 60), (3, 60)]
+
+
 def test_lanes_of_rocprof(tmp_path: Path) -> None:
     events = [
         name(2, "CPU HIP API"), name(6, "GPU0"),

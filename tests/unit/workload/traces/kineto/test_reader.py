@@ -46,7 +46,7 @@ def test_columns_and_metadata(tmp_path: Path) -> None:
     )
     recording = read_kineto(write(tmp_path / "t.json.gz", recorded))
     assert (recording.rank, recording.world_size, recording.gpu) == (3, 8, "Test GPU")
-    assert (recording.events, recording.unusable_events, recording.remarks) == (10, 0, ())
+    assert (recording.events, recording.remarks) == (10, ())
     activities = recording.activities
     assert activities.start.tolist() == pytest.approx([0, 10e-6, 30e-6])
     assert activities.type.tolist() == [1, 0, 0]
@@ -118,7 +118,7 @@ def test_impossible_events_are_skipped_and_counted(tmp_path: Path) -> None:
     )
     recording = read_kineto(write(tmp_path / "t.json", recorded))
     assert recording.names == ("good", "late")
-    assert (recording.events, recording.unusable_events) == (11, 8)
+    assert recording.events == 11
     assert recording.activities.stream.tolist() == [7, 3]
     assert set(recording.remarks) == {
         "5 events without a valid start or duration are skipped",
@@ -207,6 +207,23 @@ def test_long_but_sound_traces_are_complete(tmp_path: Path) -> None:
     )
     recording = read_kineto(write(tmp_path / "t.json", recorded))
     assert (len(recording.activities), recording.remarks) == (3, ())
+
+
+def test_launches_without_work_are_remarked(tmp_path: Path) -> None:
+    """A file that is cut off, or full buffers of the profiler, lack kernels of launches."""
+    events = [
+        one for n in range(1, 6) for one in (launch(9 * n, n), kernel("k", 9 * n, 5, launch=n))
+    ]
+    graph = event("cuda_runtime", "cudaGraphLaunch", 60, 5, correlation=9)
+    callback = event("cuda_runtime", "cudaLaunchHostFunc", 60, 5, correlation=10)
+    whole = read_kineto(write(tmp_path / "t.json", trace(*events, graph, callback)))
+    assert whole.remarks == ()
+    cut = read_kineto(write(tmp_path / "t.json", trace(*events[:-1])))
+    [remark] = cut.remarks
+    assert remark.startswith("1 of 5 launch calls has no GPU event: it is lost")
+    unlinked = [e | {"args": e["args"] | {"correlation": 50}} if e["cat"] == "kernel" else e
+                for e in events]  # fmt: skip
+    assert read_kineto(write(tmp_path / "t.json", trace(*unlinked))).remarks == ()
 
 
 def test_events_of_unknown_categories_are_remarked(tmp_path: Path) -> None:
