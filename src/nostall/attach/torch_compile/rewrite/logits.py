@@ -217,9 +217,10 @@ def product_before(node: Node) -> Product | None:
 
 
 def _source(node: Node) -> Node | None:
-    """The first operand with floats and several axes."""
+    """The first operand with floats and several axes, or with parts of such a tensor."""
     for operand in node.all_input_nodes:
         value = operand.meta.get("example_value")
+        value = value[-1] if isinstance(value, (tuple, list)) and value else value
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
             return operand
     return None
@@ -284,7 +285,8 @@ def _step(product: Product, node: Node, source: Node, path: Path) -> Path:
         return _scaled(node, source, path)
     if target in (operator.add, torch.add, "add") and len(node.args) == 2 and not node.kwargs:
         return _biased(product, node, source, path)
-    if not is_first or fake(node).device != fake(source).device:
+    is_tensor = isinstance(node.meta.get("example_value"), Tensor)
+    if not is_first or not is_tensor or fake(node).device != fake(source).device:
         raise Refused(f"{name_of(node)} reads its logits")
     if target in _TANHS:
         if path.cap:

@@ -255,6 +255,13 @@ STAYS: dict[str, tuple[Callable[..., Any], str]] = {
     "a bias that is learnt alone": (
         gradient_of_a_bias, "its bias has a gradient where its product has none"
     ),
+    "entropies of parts": (
+        lambda h, y: torch.cat([
+            -(x.softmax(-1) * x.log_softmax(-1)).sum(-1)
+            for x in F.linear(h, o.weight).flatten(0, 1).split(7)
+        ]),
+        "split reads its logits",
+    ),
     "distillation": (distilled, "kl_div reads all log-probabilities"),
     "a product without gradients": (
         product_without_gradients, "the gradient mode changes between its product and its loss"
