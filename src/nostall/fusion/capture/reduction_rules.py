@@ -14,7 +14,7 @@ Rule = Callable[[Call], Value]
 SOFTMAX_STATISTICS = "prims.prepare_softmax_online.default"
 
 
-def _axes(call: Call, x: int, place: int = 1) -> tuple[int, ...]:
+def _axes(call: Call, x: int) -> tuple[int, ...]:
     """The axes that a call reduces, ascending; all axes of ``x`` if the call names none.
 
     A tensor without axes has none, although calls name its axes 0 and -1.
@@ -22,7 +22,7 @@ def _axes(call: Call, x: int, place: int = 1) -> tuple[int, ...]:
     rank = len(call.shape(x))
     if not rank:
         return ()
-    dim = call.argument(place, "dim")
+    dim = call.argument(1, "dim")
     dims = [dim] if isinstance(dim, int) else dim
     return tuple(sorted(call.axis(axis, rank) for axis in (dims or range(rank))))
 

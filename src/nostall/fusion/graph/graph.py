@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -266,15 +266,6 @@ class Graph:
     def opaque(self) -> int:
         """A mask of the opaque nodes."""
         return sum(1 << node.index for node in self.nodes if node.kind == "opaque")
-
-    def is_convex(self, operators: Iterable[int]) -> bool:
-        """Whether no path leaves the set and returns to it, so that one kernel can compute it."""
-        mask = above = below = 0
-        for index in operators:
-            mask |= 1 << index
-            above |= self.ancestors[index]
-            below |= self.descendants[index]
-        return not above & below & ~mask
 
     def is_acyclic(self, groups: Sequence[Collection[int]]) -> bool:
         """Whether disjoint groups of operators, each as one kernel, can run in some order."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import builtins
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,11 +21,16 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+if TYPE_CHECKING:
+    from nostall.attach.torch_compile.rewrite.entropies import Entropy
+
 F = torch.nn.functional
 Step = tuple[Any, tuple[Any, ...]]
 """A method of a tensor, or a function, and the arguments behind the tensor."""
 
-_SAME = frozenset(("contiguous", "clone", "float", "double", "to", "type", torch.clone))
+_SAME = frozenset(
+    ("contiguous", "clone", "detach", "float", "double", "to", "type", torch.clone, torch.detach)
+)
 _VIEWS = frozenset(("view", "reshape", torch.reshape))
 _FLATTENS = frozenset(("flatten", torch.flatten))
 _TRANSPOSES = frozenset(("transpose", torch.transpose, "permute", torch.permute))
@@ -45,8 +50,8 @@ CROSS_ENTROPY, NLL = F.cross_entropy, F.nll_loss
 _AUTOCASTS = frozenset(
     (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 )
-_GRADIENT_MODES = frozenset(
-    (torch._C._set_grad_enabled, torch.autograd.grad_mode._enter_inference_mode,
+_INFERENCE_MODES = frozenset(
+    (torch.autograd.grad_mode._enter_inference_mode,
      torch.autograd.grad_mode._exit_inference_mode)
 )  # fmt: skip
 
@@ -103,6 +108,7 @@ class Terminal:
     path: Path
     # A logarithm of softmax between the logits and the node.
     is_normalized: bool
+    entropy: Entropy | None = None
 
 
 def fake(node: Node) -> Tensor:
@@ -113,15 +119,21 @@ def fake(node: Node) -> Tensor:
     return value
 
 
-def check_modes(first: Node, last: Node, place: str) -> None:
-    """Raises :class:`Refused` if a mode changes between two nodes, of which one replaces both."""
-    node = first
+def check_modes(first: Node, last: Node, place: str) -> list[Node]:
+    """Switches of the gradient mode between two nodes, of which one replaces both.
+
+    Raises :class:`Refused` if another mode changes there.
+    """
+    node, switches = first, []
     while node is not last:
-        if node.target in _GRADIENT_MODES:
-            raise Refused(f"the gradient mode changes {place}")
-        if node.target in _AUTOCASTS:
+        if node.target is torch._C._set_grad_enabled:
+            switches.append(node)
+        elif node.target in _INFERENCE_MODES:
+            raise Refused(f"the inference mode changes {place}")
+        elif node.target in _AUTOCASTS:
             raise Refused(f"autocast changes {place}")
         node = node.next
+    return switches
 
 
 def name_of(node: Node) -> str:
@@ -205,34 +217,43 @@ def product_before(node: Node) -> Product | None:
 
 
 def _source(node: Node) -> Node | None:
-    """The first operand with floats and several axes."""
+    """The first operand with floats and several axes, or with parts of such a tensor."""
     for operand in node.all_input_nodes:
         value = operand.meta.get("example_value")
+        value = value[-1] if isinstance(value, (tuple, list)) and value else value
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
             return operand
     return None
 
 
-def terminals(product: Product) -> list[Terminal]:
-    """All readers of a product's logits.
+def terminals(product: Product, entropies: Sequence[Entropy]) -> list[Terminal]:
+    """All readers of a product's logits; ``entropies``: those of the graph.
 
     Raises :class:`Refused` if something reads them that is no loss.
     """
     path = Path(fake(product.node).dim() - 1, bias=product.bias, nodes=(product.node,))
-    return [*_readers(product, product.node, path)]
+    readers = _readers(product, product.node, path, entropies)
+    return [*{each.node: each for each in readers}.values()]
 
 
-def _readers(product: Product, node: Node, path: Path) -> Iterator[Terminal]:
+def _readers(
+    product: Product, node: Node, path: Path, entropies: Sequence[Entropy]
+) -> Iterator[Terminal]:
     for user in node.users:
         if user.op == "output":
             raise Refused("the graph returns its logits, so they must exist")
         if not user.users:
             raise Refused(f"nothing reads the result of {name_of(user)}, which reads its logits")
         is_normalized = user.target in LOG_SOFTMAXES
+        summed = [each for each in entropies if user in each.inner and node is each.logits]
+        if summed and not path.is_last:
+            raise Refused(f"{name_of(user)} is not over the classes")
+        yield from (Terminal(each.node, path, False, each) for each in summed)
         if is_normalized:
             if not path.is_last or not _is_axis(arguments(user, "input", "dim").get("dim"), user):
                 raise Refused(f"{name_of(user)} is not over the classes")
-            for reader in user.users:
+            inside = {x for each in summed for x in (each.node, *each.inner)}
+            for reader in (each for each in user.users if each not in inside):
                 if reader.op == "output":
                     raise Refused("the graph returns its log-probabilities, so they must exist")
                 if reader.target not in GATHERS and reader.target is not NLL:
@@ -245,9 +266,10 @@ def _readers(product: Product, node: Node, path: Path) -> Iterator[Terminal]:
             if user.args[:1] != (node,) and user.kwargs.get("input") is not node:
                 raise Refused(f"{name_of(user)} takes its logits otherwise")
             yield Terminal(user, path, is_normalized)
-        else:
+        elif not summed:
             behind = _step(product, user, node, path)
-            yield from _readers(product, user, replace(behind, nodes=(*path.nodes, user)))
+            behind = replace(behind, nodes=(*path.nodes, user))
+            yield from _readers(product, user, behind, entropies)
 
 
 def _is_axis(axis: Any, node: Node) -> bool:
@@ -263,7 +285,8 @@ def _step(product: Product, node: Node, source: Node, path: Path) -> Path:
         return _scaled(node, source, path)
     if target in (operator.add, torch.add, "add") and len(node.args) == 2 and not node.kwargs:
         return _biased(product, node, source, path)
-    if not is_first or fake(node).device != fake(source).device:
+    is_tensor = isinstance(node.meta.get("example_value"), Tensor)
+    if not is_first or not is_tensor or fake(node).device != fake(source).device:
         raise Refused(f"{name_of(node)} reads its logits")
     if target in _TANHS:
         if path.cap:

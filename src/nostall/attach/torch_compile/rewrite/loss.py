@@ -2,8 +2,8 @@
 
 The graph is changed before AOTAutograd, so that the forward pass saves no logits. A mean or a sum
 of cross-entropies computes its gradients in the same pass; log-probabilities of tokens, several
-readers of the same logits, and fp16, whose gradients need the scale of the loss, compute the
-logits again in the backward pass.
+readers of the same logits, entropies, and fp16, whose gradients need the scale of the loss, compute
+the logits again in the backward pass.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from nostall.attach.torch_compile.rewrite.attention import may_write, memory_of
+from nostall.attach.torch_compile.rewrite.entropies import Entropy, closed, entropies
 from nostall.attach.torch_compile.rewrite.logits import (
     CROSS_ENTROPY,
     GATHERS,
     LOG_SOFTMAXES,
+    LOGSUMEXPS,
     NLL,
+    Path,
     Product,
     Refused,
+    Step,
     Terminal,
     add_call,
     apply_steps,
@@ -109,8 +113,16 @@ def has_losses(module: GraphModule) -> bool:
 
 def _is_loss(node: Node) -> bool:
     return node.target in (CROSS_ENTROPY, NLL) or (
-        node.target in GATHERS and isinstance(node.args[0] if node.args else None, Node)
+        (node.target in LOG_SOFTMAXES or _may_be_router(node))
+        and isinstance(node.args[0] if node.args else None, Node)
     )
+
+
+def _may_be_router(node: Node) -> bool:
+    """Whether a node picks or adds up logits, as losses and routers do."""
+    source = node.args[0] if node.args else None
+    is_normalized = isinstance(source, Node) and source.target in LOG_SOFTMAXES
+    return node.target in LOGSUMEXPS or (node.target in GATHERS and not is_normalized)
 
 
 def chunk_losses(module: GraphModule, *, forced: bool = False, chunks: int = CHUNKS) -> LossChanges:
@@ -119,8 +131,12 @@ def chunk_losses(module: GraphModule, *, forced: bool = False, chunks: int = CHU
     ``forced``: also small ones, and those of few tokens.  Losses of sub-graphs stay as they are.
     """
     changes, graph = LossChanges(), module.graph
+    known = entropies(graph)
     done: set[Node] = set()
     for node in [node for node in graph.nodes if _is_loss(node)]:
+        product = None
+        if node in done:
+            continue
         try:
             product = product_before(node)
             if product is None:
@@ -132,12 +148,13 @@ def chunk_losses(module: GraphModule, *, forced: bool = False, chunks: int = CHU
                 continue
             if product.node in done:
                 continue
-            done.add(product.node)
-            found = terminals(product)
+            found = terminals(product, known)
             _check_size(product, found, forced, chunks)
             changes.changed[_Rewrite(graph, product, found, chunks).run()] += 1
+            done |= {product.node, *(each.node for each in found)}
         except Refused as reason:
-            if node.target not in GATHERS or any(x.target in LOG_SOFTMAXES for x in node.args[:1]):
+            if not _may_be_router(node) or _has_many_bytes(product):
+                done |= set() if product is None else {product.node}
                 changes.left[f"its logits stay: {reason}"] += 1
         except Exception as error:  # must not end the user's compilation
             warn_once(f"a loss is left as it is: {one_line(error)}")
@@ -158,12 +175,17 @@ def _tokens(product: Product) -> int:
     return count
 
 
+def _has_many_bytes(product: Product | None) -> bool:
+    value = None if product is None else fake(product.node)
+    return value is not None and value.numel() * value.element_size() >= LEAST_BYTES
+
+
 def _check_size(product: Product, found: Sequence[Terminal], forced: bool, chunks: int) -> None:
     """Raises :class:`Refused` for logits that stay."""
     value = fake(product.node)
     if value.dtype not in _DTYPES or value.layout != torch.strided:
         raise Refused(f"they are {value.dtype}")
-    ways = [(each.path.steps, each.path.inner, each.path.cap, each.path.bias) for each in found]
+    ways = [(_selection(x.path), x.path.inner, x.path.cap, x.path.bias) for x in found]
     if any(way != ways[0] for way in ways):
         raise Refused("several losses read different tokens, or different scales of them")
     tokens = _tokens(product)
@@ -177,6 +199,14 @@ def _check_size(product: Product, found: Sequence[Terminal], forced: bool, chunk
         raise Refused(f"a chunk has {rows} tokens, and less than {LEAST_ROWS} stay")
 
 
+def _selection(path: Path) -> tuple[Step, ...]:
+    """The steps of a path up to the last one that selects tokens; the others are views of all."""
+    count = len(path.steps)
+    while count and path.steps[count - 1][0] in ("reshape", "flatten"):
+        count -= 1
+    return path.steps[:count]
+
+
 class _Rewrite:
     """Replaces the readers of one product's logits."""
 
@@ -185,6 +215,7 @@ class _Rewrite:
     ) -> None:
         self.graph, self.product, self.found, self.chunks = graph, product, found, chunks
         self.path = found[0].path
+        self.entropies = [each.entropy for each in found if each.entropy is not None]
         order = {node: number for number, node in enumerate(graph.nodes)}
         self.found = sorted(found, key=lambda each: order[each.node])
         self.order = order
@@ -193,21 +224,40 @@ class _Rewrite:
         """Replace the readers; returns what was done, as text."""
         text = self._text()
         labels = self._labels()
-        last = self.found[-1].node
-        check_modes(self.product.node, last, "between its product and its loss")
-        selectors = [labels, *self._class_weights()]
-        at = self._place(selectors)
+        inner = {*closed(self.entropies)}
+        selectors = [each for each in (labels, *self._class_weights()) if each is not None]
+        at, late = self._place(selectors)
+        self._check_modes(at)
         self._check_unchanged(at, selectors)
+        for node in late:
+            at.prepend(node)
         with self.graph.inserting_before(at):
             if self._is_one_pass:
                 self._insert_loss(_Loss.of(self.found[0].node))
             else:
                 self._insert_log_probs(labels)
                 text += "; the backward pass computes them again"
-        dead = {n for t in self.found for n in (*t.path.nodes, t.node)}
+        dead = inner.union(*((*each.path.nodes, each.node) for each in self.found))
         for node in sorted(dead, key=lambda each: -self.order[each]):
             self.graph.erase_node(node)
         return text
+
+    def _check_modes(self, at: Node) -> None:
+        """Raises :class:`Refused` if the operator would get other gradients than its readers.
+
+        Readers without gradients get results without any.
+        """
+        product, last = self.product.node, self.found[-1].node
+        switches = check_modes(product, last, "between its product and its loss")
+        before = [node.args[0] for node in switches if self.order[node] < self.order[at]]
+        if switches and not (fake(product).requires_grad and before[-1:] in ([], [True])):
+            raise Refused("the gradient mode changes between its product and its loss")
+        if fake(product).requires_grad and any(
+            fake(each.node).requires_grad
+            and not all(fake(x).requires_grad for x in each.path.nodes)
+            for each in self.found
+        ):
+            raise Refused("its bias has a gradient where its product has none")
 
     @property
     def _is_one_pass(self) -> bool:
@@ -229,8 +279,8 @@ class _Rewrite:
             f"{rows * row_bytes / 1e9:.3g} GB (modelled)"
         )
 
-    def _labels(self) -> Node:
-        """The labels that the readers have in common.  Raises :class:`Refused`."""
+    def _labels(self) -> Node | None:
+        """The labels that the readers have in common, if any.  Raises :class:`Refused`."""
         labels: dict[Node, None] = {}
         for each in self.found:
             if each.node.target in (CROSS_ENTROPY, NLL):
@@ -241,8 +291,10 @@ class _Rewrite:
                     raise Refused("losses of tokens have class weights and label smoothing")
             elif each.node.target in GATHERS:
                 labels[self._index(each)] = None
-            else:
+            elif each.entropy is None:
                 _check_logsumexp(each)
+        if not labels and self.entropies:
+            return None
         if len(labels) != 1:
             raise Refused(f"its losses have {len(labels)} sets of labels")
         if len({loss.ignore_index for loss in self._losses}) > 1:
@@ -273,18 +325,31 @@ class _Rewrite:
             raise Refused("a gather takes other than one class of each token")
         return index
 
-    def _place(self, selectors: Sequence[Node]) -> Node:
-        """The reader before which the operator is inserted.  Raises :class:`Refused`.
+    def _place(self, selectors: Sequence[Node]) -> tuple[Node, list[Node]]:
+        """The reader before which the operator is inserted, and what is moved there before it.
 
-        ``selectors``: labels and class weights.
+        ``selectors``: labels and class weights.  Raises :class:`Refused`.
         """
         first, last = self.found[0].node, self.found[-1].node
-        if all(self.order[each] < self.order[first] for each in selectors):
-            return first
+        # Readers without gradients may come first; the operator stays outside of their mode.
+        switches = check_modes(self.product.node, first, "between its product and its loss")
+        first = switches[0] if switches else first
         users = [user for each in self.found for user in each.node.users]
-        if any(self.order[user] < self.order[last] for user in users):
+        late: set[Node] = set()
+        todo = [*selectors]
+        while todo:
+            if (node := todo.pop()) not in late and self.order[node] >= self.order[first]:
+                late.add(node)
+                todo += node.all_input_nodes
+        if not any(self.order[user] < self.order[last] for user in users):
+            return (last if late else first), []
+        is_moved = late.isdisjoint(each.node for each in self.found) and not any(
+            map(may_write, late)
+        )
+        read = {operand for node in late for operand in node.all_input_nodes}
+        if not is_moved or self._writes(read, first, last):
             raise Refused("its labels or class weights are computed after other losses are read")
-        return last
+        return first, sorted(late, key=self.order.__getitem__)
 
     def _check_unchanged(self, at: Node, selectors: Sequence[Node]) -> None:
         """Raises :class:`Refused` if what the operator reads at ``at`` has another value there.
@@ -360,21 +425,27 @@ class _Rewrite:
     def _replace(self, node: Node, result: Node) -> None:
         if fake(result).dtype != fake(node).dtype:
             result = self._emit("to", (result, fake(node).dtype))
+        if fake(self.product.node).requires_grad and not fake(node).requires_grad:
+            result = self._emit("detach", (result,))
         node.replace_all_uses_with(result)
 
-    def _insert_log_probs(self, labels: Node) -> None:
-        hidden, weight, bias, tokens = self._operands()
+    def _insert_log_probs(self, labels: Node | None) -> None:
+        hidden, weight, bias, first_tokens = self._operands()
         losses = self._losses
-        flat = self._emit("reshape", (labels, -1))
-        known = flat
+        if labels is None:
+            flat = self._emit(torch.zeros_like, (hidden,), dtype=torch.int64)
+            known = flat = self._emit("select", (flat, 1, 0))
+        else:
+            known = flat = self._emit("reshape", (labels, -1))
         if losses:
             is_ignored = self._emit(torch.eq, (flat, losses[0].ignore_index))
             known = self._emit("masked_fill", (flat, is_ignored, 0))
         results = self._emit(
             LINEAR_LOG_PROBS,
-            (hidden, weight, bias, known, self.path.inner, self.path.cap, self.chunks),
-        )
-        picked, lse, mean = (self._item(results, index) for index in range(3))
+            (hidden, weight, bias, known, self.path.inner, self.path.cap, self.chunks,
+             bool(self.entropies)),
+        )  # fmt: skip
+        picked, lse, mean, entropy = (self._item(results, index) for index in range(4))
         for each in self.found:
             if each.node.target in (CROSS_ENTROPY, NLL):
                 result = self._reduced(_Loss.of(each.node), flat, picked, lse, mean)
@@ -382,11 +453,25 @@ class _Rewrite:
                 value = self._emit(torch.sub, (picked, lse)) if each.is_normalized else picked
                 result = self._emit("view_as", (value, labels))
             else:
+                value = lse if each.entropy is None else self._summed(each.entropy, lse, entropy)
                 keeps = arguments(each.node, "input", "dim", "keepdim").get("keepdim", False)
+                tokens = first_tokens
+                if each.path.steps != self.path.steps:
+                    tokens = apply_steps(self.product.hidden, each.path, self._emit)
                 shape = self._emit("narrow", (tokens, -1, 0, 1))
                 shape = shape if keeps else self._emit("squeeze", (shape, -1))
-                result = self._emit("view_as", (lse, shape))
+                is_total = each.entropy is not None and each.entropy.is_total
+                result = self._emit(
+                    *(("sum", (value,)) if is_total else ("view_as", (value, shape)))
+                )
             self._replace(each.node, result)
+
+    def _summed(self, found: Entropy, lse: Node, entropy: Node) -> Node:
+        """Of each token what an entropy's node sums over the classes."""
+        if not found.by_logits:
+            return entropy if found.is_negated else self._emit(torch.neg, (entropy,))
+        operands = (entropy, lse) if found.is_negated else (lse, entropy)
+        return self._emit(torch.sub, operands)
 
     def _reduced(self, loss: _Loss, flat: Node, picked: Node, lse: Node, mean: Node) -> Node:
         """A cross-entropy of what is known of each token."""

@@ -255,7 +255,8 @@ def _check_operands(found: Written) -> None:
     assert found.value is not None and found.output is not None
     if not {*found.operands}.isdisjoint((found.output, *found.nodes)):
         raise Refused("it reads its scores or probabilities as an operand, too")
-    check_modes(found.product, found.output, "between its products")
+    if check_modes(found.product, found.output, "between its products"):
+        raise Refused("the gradient mode changes between its products")
     query, key, value = (fake(x) for x in (found.query, found.key_transposed, found.value))
     if not query.dim() == key.dim() == value.dim() or query.dim() not in (3, 4):
         raise Refused("its operands have other axes")

@@ -3,8 +3,8 @@
 ``torch.ops.nostall.linear_loss`` computes a product with its cross-entropy, a chunk of tokens after
 the other. The gradient of each token is known with its loss if the loss is a mean or a sum, so the
 gradients of the operands are computed in the same pass, from the same logits; the backward pass
-scales them. ``torch.ops.nostall.linear_log_probs`` returns what losses of single tokens need; its
-backward pass computes the logits again, which is a fourth product.
+scales them. ``torch.ops.nostall.linear_log_probs`` returns what losses of single tokens need, if
+asked their entropy too; its backward pass computes the logits again, which is a fourth product.
 
 Rounding: logits have the dtype of the operands, as those of the product alone; the softmax is fp32,
 or fp64 for fp64 operands. Products of chunks add to the weight's gradient in its own dtype (cuBLAS,
@@ -36,12 +36,14 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     "linear_log_probs(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, "
-    "float inner, float cap, int chunks) -> (Tensor, Tensor, Tensor)",
+    "float inner, float cap, int chunks, bool with_entropy=False) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     tags=_TAGS,
 )
 _LIBRARY.define(
     "linear_log_probs_backward(Tensor picked_grad, Tensor lse_grad, Tensor mean_grad, "
-    "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor lse, "
+    "Tensor entropy_grad, Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor lse, "
+    "Tensor entropy, "
     "float inner, float cap, bool hidden_grad, bool weight_grad, bool bias_grad, int chunks) "
     "-> (Tensor, Tensor, Tensor)",
     tags=_TAGS,
@@ -65,9 +67,12 @@ class _Rows:
     share: Tensor
     label_share: Tensor
     constant: Tensor
+    # Empty if there is none.
+    entropy: Tensor
 
     def __getitem__(self, rows: slice) -> _Rows:
-        return _Rows(self.share[rows], self.label_share[rows], self.constant[rows])
+        known = self.share, self.label_share, self.constant, self.entropy
+        return _Rows(*(each[rows] for each in known))
 
 
 @dataclass(frozen=True)
@@ -134,19 +139,25 @@ class _Gradients:
 
 @dataclass(frozen=True)
 class _Statistics:
-    """Of each token: log of the sum of exponentials, the label's logit, the weighted sum."""
+    """Of each token: log of the sum of exponentials, the label's logit, the weighted sum.
+
+    And the entropy, which is empty if it is not computed.
+    """
 
     lse: Tensor
     picked: Tensor
     total: Tensor
+    entropy: Tensor
 
     @classmethod
-    def empty(cls, head: _Head) -> _Statistics:
-        shape = head.hidden.shape[:1]
-        return cls(*(head.hidden.new_empty(shape, dtype=head.wide) for _ in range(3)))
+    def empty(cls, head: _Head, with_entropy: bool = False) -> _Statistics:
+        tokens = head.hidden.shape[0]
+        sizes = tokens, tokens, tokens, tokens if with_entropy else 0
+        return cls(*(head.hidden.new_empty(size, dtype=head.wide) for size in sizes))
 
     def __getitem__(self, rows: slice) -> _Statistics:
-        return _Statistics(self.lse[rows], self.picked[rows], self.total[rows])
+        known = self.lse, self.picked, self.total, self.entropy
+        return _Statistics(*(each[rows] for each in known))
 
 
 def _run_rows(
@@ -172,11 +183,19 @@ def _run_rows(
         known.picked.copy_(x.gather(1, labels[:, None])[:, 0])
         if with_sum:
             known.total.copy_((x if class_weight is None else x * class_weight).sum(1))
+        if len(known.entropy):
+            log_p = x - known.lse[:, None]
+            known.entropy.copy_(-(log_p.exp() * log_p).sum(1))
     if gradient is None:
         return
     result = gradient.share[:, None] * (x - known.lse[:, None]).exp()
     result += gradient.constant[:, None] * (1.0 if class_weight is None else class_weight)
     result.scatter_add_(1, labels[:, None], -gradient.label_share[:, None])
+    if len(known.entropy):
+        share, log_p = gradient.entropy[:, None], x - known.lse[:, None]
+        spread = share * log_p.exp() * (log_p + known.entropy[:, None])
+        # One that nothing reads may be no number.
+        result -= torch.where(share != 0.0, spread, 0.0)
     if head.cap:
         result *= head.cap * (1.0 - (x / head.cap).square())
     logits.copy_(result * head.inner)
@@ -197,16 +216,17 @@ def launch_rows(
 
     block, warps = launch_shape(logits.shape[1])
     unused = known.lse
-    coefficients = gradient or _Rows(unused, unused, unused)
+    coefficients = gradient or _Rows(unused, unused, unused, unused)
     with torch.cuda.device_of(logits):
         loss_rows[(logits.shape[0],)](
             logits, logits.stride(0), labels, head.inner, head.cap,
             known.lse, known.picked, known.total,
             coefficients.share, coefficients.label_share, coefficients.constant,
             unused if class_weight is None else class_weight,
+            known.entropy, coefficients.entropy,
             CLASSES=logits.shape[1], CAP=head.cap != 0.0, STATISTICS=statistics, SUM=with_sum,
             GRADIENT=gradient is not None, WEIGHTS=class_weight is not None,
-            BLOCK=block, num_warps=warps,
+            ENTROPY=len(known.entropy) > 0, BLOCK=block, num_warps=warps,
         )  # fmt: skip
 
 
@@ -270,9 +290,9 @@ def _linear_loss(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     share = torch.where(is_valid, 1.0 / total, 0.0)
     smooth = call.label_smoothing / classes
     label_share = share * (1.0 - call.label_smoothing) * of_label
-    rows = _Rows(label_share + share * smooth * of_all, label_share, -share * smooth)
     wanted = call.hidden_grad, call.weight_grad, call.bias_grad
     known, gradients = _Statistics.empty(head), _Gradients(head, *wanted)
+    rows = _Rows(label_share + share * smooth * of_all, label_share, -share * smooth, known.entropy)
     for chunk, logits in head.logits():
         _run_rows(
             head, logits, safe[chunk], known[chunk], rows[chunk] if any(wanted) else None,
@@ -324,43 +344,43 @@ def _linear_log_probs(
     inner: float,
     cap: float,
     chunks: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each token: the logit of its label, log of the sum of exponentials, the mean logit."""
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each token: its label's logit, log of the sum of exponentials, mean logit, entropy."""
     head = _Head(hidden, weight, bias, inner, cap, chunks)
     safe, _ = _checked(labels, weight.shape[0], None)
-    known = _Statistics.empty(head)
+    known = _Statistics.empty(head, with_entropy)
     for chunk, logits in head.logits():
         _run_rows(head, logits, safe[chunk], known[chunk], None, with_sum=True)
-    return known.picked, known.lse, known.total / weight.shape[0]
+    return known.picked, known.lse, known.total / weight.shape[0], known.entropy
 
 
-def _fake_log_probs(hidden: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, ...]:
+def _fake_log_probs(hidden: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    return tuple(hidden.new_empty(hidden.shape[:1], dtype=wide) for _ in range(3))
+    tokens, with_entropy = hidden.shape[0], rest[6:] == (True,)
+    sizes = tokens, tokens, tokens, tokens if with_entropy else 0
+    return tuple(hidden.new_empty((size,), dtype=wide) for size in sizes)
 
 
 def _save_log_probs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, bias, labels, ctx.inner, ctx.cap, ctx.chunks = inputs
-    ctx.has_bias = bias is not None
-    ctx.save_for_backward(hidden, weight, labels, output[1], *([bias] if ctx.has_bias else []))
+    hidden, weight, bias, labels, ctx.inner, ctx.cap, ctx.chunks, _ = inputs
+    ctx.save_for_backward(hidden, weight, bias, labels, output[1], output[3])
 
 
-def _log_probs_backward(ctx: Any, picked: Tensor, lse: Tensor, mean: Tensor) -> tuple[Any, ...]:
-    hidden, weight, labels, known, *bias = ctx.saved_tensors
+def _log_probs_backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     wanted = [bool(each) for each in ctx.needs_input_grad[:3]]
-    wanted[2] = wanted[2] and ctx.has_bias
-    grads = torch.ops.nostall.linear_log_probs_backward.default(
-        picked, lse, mean, hidden, weight, bias[0] if bias else None, labels, known,
-        ctx.inner, ctx.cap, *wanted, ctx.chunks,
-    )  # fmt: skip
-    kept = [grad if is_wanted else None for grad, is_wanted in zip(grads, wanted, strict=True)]
-    return *kept, None, None, None, None
+    found = torch.ops.nostall.linear_log_probs_backward.default(
+        *grads, *ctx.saved_tensors, ctx.inner, ctx.cap, *wanted, ctx.chunks
+    )
+    kept = [grad if is_wanted else None for grad, is_wanted in zip(found, wanted, strict=True)]
+    return *kept, None, None, None, None, None
 
 
 def _linear_log_probs_backward(
     picked_grad: Tensor,
     lse_grad: Tensor,
     mean_grad: Tensor,
+    entropy_grad: Tensor,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -368,12 +388,13 @@ def _linear_log_probs_backward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of hidden, weight and bias; logits are computed once more."""
-    lse, inner, cap, *wanted, chunks = rest
+    lse, entropy, inner, cap, *wanted, chunks = rest
     head = _Head(hidden, weight, bias, inner, cap, chunks)
-    known, labels = _Statistics(lse, lse, lse), labels.long().contiguous()
+    known, labels = _Statistics(lse, lse, lse, entropy), labels.long().contiguous()
     rows = _Rows(
-        lse_grad.contiguous(), -picked_grad.contiguous(), mean_grad.contiguous() / weight.shape[0]
-    )
+        lse_grad.contiguous(), -picked_grad.contiguous(), mean_grad.contiguous() / weight.shape[0],
+        entropy_grad.contiguous(),
+    )  # fmt: skip
     gradients = _Gradients(head, *wanted)
     for chunk, logits in head.logits():
         _run_rows(head, logits, labels[chunk], known[chunk], rows[chunk], statistics=False)
@@ -382,7 +403,7 @@ def _linear_log_probs_backward(
 
 
 def _fake_log_probs_backward(*args: Any) -> tuple[Tensor, ...]:
-    return _fake_gradients(args[3], args[4], *args[-4:-1])
+    return _fake_gradients(args[4], args[5], *args[-4:-1])
 
 
 for _name, _run, _fake in (
@@ -402,4 +423,4 @@ torch.library.register_autograd(
 LINEAR_LOSS = torch.ops.nostall.linear_loss.default
 """``LINEAR_LOSS(hidden, weight, …)``: loss, and gradients that only its backward pass reads."""
 LINEAR_LOG_PROBS = torch.ops.nostall.linear_log_probs.default
-"""``LINEAR_LOG_PROBS(hidden, weight, …)``: label's logit, log-sum-exp and mean logit of tokens."""
+"""``LINEAR_LOG_PROBS(hidden, weight, …)``: label's logit, log-sum-exp, mean logit, entropy."""

@@ -2,7 +2,7 @@
 
 A program takes one row. It reads the row once for the maximum, the sum of exponentials and what a
 smoothed loss needs; it reads it again, from the L2 cache where the rows in flight fit, and writes
-the gradient over the logits.
+the gradient over the logits. An entropy is a pass between both.
 """
 # ruff: noqa: N803 (Triton's constants are upper case)
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -56,17 +56,32 @@ def _row_statistics(
 
 
 @triton.jit
+def _row_entropy(
+    base, inner, cap, lse, CLASSES: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr
+):
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, CLASSES, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < CLASSES
+        raw = tl.load(base + at, mask=inside, other=0.0)
+        log_p = _activated(raw, inner, cap, CAP) - lse
+        total -= tl.where(inside, tl.exp(log_p) * log_p, 0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
 def loss_rows(
     logits, row_stride, labels, inner, cap, lse_out, picked_out, sum_out,
-    share, label_share, constant, class_weight,
+    share, label_share, constant, class_weight, entropy_out, entropy_grad,
     CLASSES: tl.constexpr, CAP: tl.constexpr, STATISTICS: tl.constexpr, SUM: tl.constexpr,
-    GRADIENT: tl.constexpr, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr,
+    GRADIENT: tl.constexpr, WEIGHTS: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Statistics of one row of logits, and the gradient in its place.
 
     ``lse_out``: logarithm of the sum of exponentials (read if it is not computed).  ``picked_out``:
     the logit of the label.  ``sum_out``: the sum of all logits, by ``class_weight``.  The gradient
-    is ``share * softmax + constant * class_weight``, less ``label_share`` at the label.
+    is ``share * softmax + constant * class_weight``, less ``label_share`` at the label.  With
+    ``ENTROPY``, ``entropy_out`` is the entropy (read if it is not computed); its gradient is added.
     """
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * row_stride
@@ -80,12 +95,19 @@ def loss_rows(
         tl.store(lse_out + row, lse)
         if SUM:
             tl.store(sum_out + row, weighted)
+        if ENTROPY:
+            entropy = _row_entropy(base, inner, cap, lse, CLASSES, CAP, BLOCK)
+            tl.store(entropy_out + row, entropy)
     else:
         lse = tl.load(lse_out + row)
+        if ENTROPY:
+            entropy = tl.load(entropy_out + row)
     if GRADIENT:
         row_share = tl.load(share + row)
         row_label = tl.load(label_share + row)
         row_constant = tl.load(constant + row)
+        if ENTROPY:
+            row_entropy = tl.load(entropy_grad + row)
         for start in range(0, CLASSES, BLOCK):
             at = start + tl.arange(0, BLOCK)
             inside = at < CLASSES
@@ -98,6 +120,10 @@ def loss_rows(
             else:
                 gradient += row_constant
             gradient -= tl.where(at == label, row_label, 0.0)
+            if ENTROPY:
+                spread = row_entropy * tl.exp(x - lse) * (x - lse + entropy)
+                # One that nothing reads may be no number.
+                gradient -= tl.where(row_entropy != 0.0, spread, 0.0)
             if CAP:
                 gradient *= cap * (1.0 - (x / cap) * (x / cap))
             gradient *= inner

@@ -44,7 +44,7 @@ STATIC_ATTRIBUTE, SOURCE_ATTRIBUTE = "_dynamo_static_input_type", "_dynamo_sourc
 
 
 _pickle_lock = threading.Lock()
-"""PyTorch's graph pickler changes process-wide state."""
+"""Held while PyTorch's graph pickler runs in the user's process: it changes process-wide state."""
 
 
 def _reset_after_fork() -> None:
@@ -55,11 +55,6 @@ def _reset_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reset_after_fork)
-
-
-def pickling_lock() -> threading.Lock:
-    """The lock to hold while PyTorch's graph pickler runs in the user's process."""
-    return _pickle_lock
 
 
 @dataclass(frozen=True)
@@ -245,7 +240,7 @@ def read_graph(data: bytes) -> GraphModule:
     from torch.fx._graph_pickler import GraphPickler
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with pickling_lock():
+    with _pickle_lock:
         module: GraphModule = GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
     return module
 

@@ -49,8 +49,8 @@ def idle_share(count: int, chunks: tuple[int, ...]) -> float:
     return 1 - count / sum(chunks)
 
 
-def mixed_chunks(count: int, max_idle_share: float = MAX_IDLE_SHARE) -> tuple[int, ...]:
-    """The fewest powers of two that hold ``count`` columns with at most ``max_idle_share`` masked.
+def mixed_chunks(count: int) -> tuple[int, ...]:
+    """The fewest powers of two that hold ``count`` columns, :data:`MAX_IDLE_SHARE` of lanes masked.
 
     Largest first. Of equally few chunks, those with the fewest masked lanes. Every column is in
     exactly one chunk, so only the last chunk can have masked lanes.
@@ -60,20 +60,20 @@ def mixed_chunks(count: int, max_idle_share: float = MAX_IDLE_SHARE) -> tuple[in
         total = count
         while total.bit_count() > chunks:
             total += total & -total
-        if 1 - count / total <= max_idle_share:
+        if 1 - count / total <= MAX_IDLE_SHARE:
             break
     return tuple(1 << bit for bit in reversed(range(total.bit_length())) if total >> bit & 1)
 
 
-def equal_chunks(count: int, max_idle_share: float = MAX_IDLE_SHARE) -> tuple[int, ...]:
-    """The fewest equal powers of two that hold ``count`` columns with ``max_idle_share`` masked.
+def equal_chunks(count: int) -> tuple[int, ...]:
+    """The fewest equal powers of two that hold ``count`` columns, as :func:`mixed_chunks`.
 
     Chunks do not get smaller than :data:`MIN_CHUNK`, even if more lanes are masked then. Equal
     chunks have the same thread layout: they are added up element by element before the reduction,
     and no layout conversion through shared memory is needed.
     """
     width = next_power_of_two(count)
-    while -(-count // width) * width * (1 - max_idle_share) > count and width > MIN_CHUNK:
+    while -(-count // width) * width * (1 - MAX_IDLE_SHARE) > count and width > MIN_CHUNK:
         width //= 2
     return (width,) * -(-count // width)
 

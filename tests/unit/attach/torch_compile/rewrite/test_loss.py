@@ -89,6 +89,35 @@ def z_loss_first(h: Any, y: Any) -> Any:
     return F.cross_entropy(logits.transpose(1, 2), y, reduction="none"), penalty
 
 
+def policy(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight)[:, :-1] / 0.7
+    tokens = logits.log_softmax(-1).gather(-1, y[:, 1:].clamp(min=0)[..., None]).squeeze(-1)
+    with torch.no_grad():
+        known = logits.log_softmax(-1)
+        weight = -(known.exp() * known).sum(-1)
+    return tokens * weight
+
+
+def entropy_bonus(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight, o.bias)
+    entropy = logits.logsumexp(-1) - torch.sum(logits.softmax(-1) * logits, dim=-1)
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten()), entropy
+
+
+def metric_without_gradients(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight).view(-1, CLASSES)
+    with torch.no_grad():
+        metric = logits.logsumexp(-1).mean()
+    return F.cross_entropy(logits, y.view(-1)) + metric
+
+
+def detached_entropy(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight)
+    known = logits.detach().log_softmax(-1)
+    tokens = logits.log_softmax(-1).gather(-1, y.clamp(min=0)[..., None])
+    return tokens * torch.sum(-known * torch.exp(known), -1, keepdim=True)
+
+
 ONE_PASS: dict[str, Callable[..., Any]] = {
     "as Hugging Face writes it": hugging_face,
     "shifted, soft cap, class weights, smoothed": shifted_and_capped,
@@ -126,6 +155,13 @@ PER_TOKEN: dict[str, Callable[..., Any]] = {
     "none, class weights": lambda h, y: F.cross_entropy(
         F.linear(h, o.weight).flatten(0, 1), y.flatten(), o.classes, reduction="none"
     ),
+    "a policy weighted by its entropy": policy,
+    "an entropy before the labels": entropy_bonus,
+    "a metric without gradients": metric_without_gradients,
+    "an entropy of detached logits": detached_entropy,
+    "the entropy of all tokens": lambda h, y: (lambda x: (x.softmax(-1) * x.log_softmax(-1)).sum())(
+        3 * torch.tanh(F.linear(h, o.weight, o.bias) / 3)
+    ),
     "the logit less its logsumexp": lambda h, y: (
         lambda x: x.gather(-1, y.clamp(min=0)[..., None]).squeeze(-1) - x.logsumexp(-1)
     )(F.linear(h, o.weight) / 2),
@@ -142,11 +178,23 @@ def changed_weight(h: Any, y: Any) -> Any:
     return F.cross_entropy(logits, y.view(-1)) + weight.sum()
 
 
-def metric_without_gradients(h: Any, y: Any) -> Any:
-    logits = F.linear(h, o.weight).view(-1, CLASSES)
+def partial_gradient(h: Any, y: Any) -> Any:
+    logits = F.linear(h, o.weight)
     with torch.no_grad():
-        metric = logits.logsumexp(-1).mean()
-    return F.cross_entropy(logits, y.view(-1)) + metric
+        p = logits.softmax(-1)
+    return -(p * logits.log_softmax(-1)).sum(-1)
+
+
+def gradient_of_a_bias(h: Any, y: Any) -> Any:
+    logits = (h @ o.stored).detach() + o.bias
+    return F.cross_entropy(logits.view(-1, CLASSES), y.view(-1))
+
+
+def distilled(h: Any, y: Any) -> Any:
+    with torch.no_grad():
+        taught = F.linear(h, o.weight.flip(0))
+    log_p = (F.linear(h, o.weight) / 2).log_softmax(-1)
+    return F.kl_div(log_p, (taught / 2).softmax(-1), reduction="batchmean")
 
 
 def product_without_gradients(h: Any, y: Any) -> Any:
@@ -203,9 +251,18 @@ def late_class_weights(h: Any, y: Any) -> Any:
 
 
 STAYS: dict[str, tuple[Callable[..., Any], str]] = {
-    "a metric without gradients": (
-        metric_without_gradients, "the gradient mode changes between its product and its loss"
+    "a part of an entropy's gradient": (partial_gradient, "softmax reads its logits"),
+    "a bias that is learnt alone": (
+        gradient_of_a_bias, "its bias has a gradient where its product has none"
     ),
+    "entropies of parts": (
+        lambda h, y: torch.cat([
+            -(x.softmax(-1) * x.log_softmax(-1)).sum(-1)
+            for x in F.linear(h, o.weight).flatten(0, 1).split(7)
+        ]),
+        "split reads its logits",
+    ),
+    "distillation": (distilled, "kl_div reads all log-probabilities"),
     "a product without gradients": (
         product_without_gradients, "the gradient mode changes between its product and its loss"
     ),

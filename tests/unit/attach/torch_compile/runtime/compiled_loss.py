@@ -16,11 +16,12 @@ PASSES = ((True, True), (True, False), (False, True))
 """Whether statistics and gradients are computed."""
 
 
-def size(cap: bool, statistics: bool, gradient: bool) -> int:
+def size(cap: bool, entropy: bool, statistics: bool, gradient: bool) -> int:
     block, warps = launch_shape(CLASSES)
     constants = {
         "CLASSES": CLASSES, "CAP": cap, "STATISTICS": statistics, "SUM": True,
         "GRADIENT": gradient, "WEIGHTS": False, "BLOCK": block,
+        "ENTROPY": entropy,
     }  # fmt: skip
     names = loss_rows.arg_names
     signature = {
@@ -33,4 +34,5 @@ def size(cap: bool, statistics: bool, gradient: bool) -> int:
 
 
 if __name__ == "__main__":
-    print(*(size(cap, *each) for cap, each in itertools.product((False, True), PASSES)))
+    flags = itertools.product((False, True), (False, True), PASSES)
+    print(*(size(cap, entropy, *each) for cap, entropy, each in flags))

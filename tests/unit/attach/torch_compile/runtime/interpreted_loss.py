@@ -12,6 +12,11 @@ from tools.interpreters.triton_interpreter import prepare
 from nostall.attach.torch_compile.runtime import chunked_loss
 
 IGNORED = -100
+FORMS = [
+    *((smoothing, weighted, False) for smoothing in (0.0, 0.2) for weighted in (False, True)),
+    (0.0, False, True),
+]
+"""Label smoothing, class weights, and whether entropies are computed."""
 
 
 def by_kernel(*args: Any, **kwargs: Any) -> None:
@@ -20,8 +25,9 @@ def by_kernel(*args: Any, **kwargs: Any) -> None:
 
 
 def results(
-    hidden: Any, weight: Any, labels: Any, class_weight: Any, smoothing: float, cap: float
-) -> list[Any]:
+    hidden: Any, weight: Any, labels: Any, class_weight: Any, smoothing: float, cap: float,
+    with_entropy: bool,
+) -> list[Any]:  # fmt: skip
     leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
     loss = chunked_loss.LINEAR_LOSS(
         *leaves,
@@ -38,11 +44,11 @@ def results(
         False,
         3,
     )[0]
-    picked, lse, mean = chunked_loss.LINEAR_LOG_PROBS(
-        *leaves, None, labels.clamp(min=0), 0.7, cap, 3
+    picked, lse, mean, entropy = chunked_loss.LINEAR_LOG_PROBS(
+        *leaves, None, labels.clamp(min=0), 0.7, cap, 3, with_entropy
     )
-    grads = torch.autograd.grad((2 * picked + 3 * lse - mean).sum(), leaves)
-    return [loss, *torch.autograd.grad(loss, leaves), picked, lse, mean, *grads]
+    grads = torch.autograd.grad((2 * picked + 3 * lse - mean).sum() + entropy.sum(), leaves)
+    return [loss, *torch.autograd.grad(loss, leaves), picked, lse, mean, entropy, *grads]
 
 
 def main() -> None:
@@ -50,8 +56,8 @@ def main() -> None:
     torch.manual_seed(0)
     plain = chunked_loss._run_rows
     different, cases = [], 0
-    for classes, cap, smoothing, weighted in itertools.product(
-        (37, 4096, 9000), (0.0, 5.0), (0.0, 0.2), (False, True)
+    for classes, cap, (smoothing, weighted, with_entropy) in itertools.product(
+        (37, 4096, 9000), (0.0, 5.0), FORMS
     ):
         hidden, weight = torch.randn(4, 8), torch.randn(classes, 8)
         labels = torch.randint(0, classes, (4,))
@@ -60,12 +66,14 @@ def main() -> None:
         found = []
         for rows in (plain, by_kernel):
             chunked_loss._run_rows = rows
-            found.append(results(hidden, weight, labels, class_weight, smoothing, cap))
+            found.append(
+                results(hidden, weight, labels, class_weight, smoothing, cap, with_entropy)
+            )
         cases += 1
         try:
             torch.testing.assert_close(*found)
         except AssertionError as error:
-            different.append(f"{classes} {cap} {smoothing} {weighted}: {error}")
+            different.append(f"{classes} {cap} {smoothing} {weighted} {with_entropy}: {error}")
     print(json.dumps({"cases": cases, "different": different}))
 
 

@@ -107,9 +107,11 @@ def test_log_probabilities_have_the_gradients_of_each_token(
     hidden, weight, bias, labels = operands(tokens, classes, seed)
     labels, (inner, cap) = labels.clamp(min=0), scale
     x = logits_of(hidden, weight, bias, inner, cap)
-    expected = x.gather(1, labels[:, None])[:, 0], x.logsumexp(1), x.mean(1)
-    found = LINEAR_LOG_PROBS(hidden, weight, bias, labels, inner, cap, chunks)
-    factors = torch.randn(3, tokens, dtype=torch.float64)
+    log_p = x.log_softmax(1)
+    entropy = -(log_p.exp() * log_p).sum(1)
+    expected = x.gather(1, labels[:, None])[:, 0], x.logsumexp(1), x.mean(1), entropy
+    found = LINEAR_LOG_PROBS(hidden, weight, bias, labels, inner, cap, chunks, True)
+    factors = torch.randn(4, tokens, dtype=torch.float64)
     torch.testing.assert_close(found, expected)
     gradients = [
         torch.autograd.grad(
@@ -119,6 +121,45 @@ def test_log_probabilities_have_the_gradients_of_each_token(
         for each in (found, expected)
     ]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_entropies_are_as_exact_as_pytorchs(dtype: Any) -> None:
+    hidden, weight, _, labels = operands(256, 64, 0, dtype, width=32)
+    wide = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+
+    def entropy(logits: Any) -> Any:
+        log_p = logits.log_softmax(1)
+        return -(log_p.exp() * log_p).sum(1).mean()
+
+    exact = entropy(F.linear(*wide))
+    wanted = [exact.detach(), *torch.autograd.grad(exact, wide)]
+
+    def error(loss: Any) -> list[float]:
+        found = [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
+        return [float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
+
+    theirs = error(entropy(F.linear(hidden, weight).float()))
+    known = LINEAR_LOG_PROBS(hidden, weight, None, labels.clamp(min=0), 1.0, 0.0, 8, True)[3]
+    ours = error(known.mean())
+    # The log-sum-exp is rounded to fp32, at logits of up to 20.
+    tolerance = 20 * torch.finfo(torch.float32).eps
+    assert ours[0] < 1.2 * theirs[0] + tolerance and ours[1] < 1.2 * theirs[1] + tolerance
+    # One rounding of the weight's gradient for each chunk.
+    assert ours[2] < 2.5 * theirs[2] + tolerance
+
+
+def test_an_entropy_that_nothing_reads_may_be_no_number() -> None:
+    hidden, weight, bias, _ = operands(6, 4, 0)
+    with torch.no_grad():
+        bias[2] = -math.inf
+    labels = torch.tensor([0, 1, 3, 3, 1, 0])
+    picked, _, _, entropy = LINEAR_LOG_PROBS(hidden, weight, bias, labels, 1.0, 0.0, 3, True)
+    assert bool(entropy.isnan().all())
+    found = torch.autograd.grad(picked.sum(), (hidden, weight))
+    logits = F.linear(hidden, weight)
+    expected = torch.autograd.grad(logits.gather(1, labels[:, None]).sum(), (hidden, weight))
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("is_mean", [True, False])
@@ -208,11 +249,12 @@ def test_pytorch_accepts_the_operators() -> None:
     torch.library.opcheck(LINEAR_LOSS, given_loss, test_utils=tests)
     known = (hidden, weight, bias, labels.clamp(min=0), 1.0, 0.0, 4)
     torch.library.opcheck(LINEAR_LOG_PROBS, known, test_utils=tests)
+    torch.library.opcheck(LINEAR_LOG_PROBS, (*known, True), test_utils=tests)
 
 
 def test_the_kernel_computes_what_operators_do() -> None:
     result = run_interpreted("tests.unit.attach.torch_compile.runtime.interpreted_loss")
-    assert result["cases"] == 24
+    assert result["cases"] == 30
     assert result["different"] == []
 
 
@@ -234,4 +276,4 @@ def test_the_kernel_compiles_for_sm_90(triton: str) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     sizes = [int(size) for size in done.stdout.split()]
-    assert len(sizes) == 6 and min(sizes) > 1000
+    assert len(sizes) == 12 and min(sizes) > 1000

@@ -1,0 +1,86 @@
+"""Random readers of logits: log-probabilities, entropies and losses, some without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from tests.unit.attach.torch_compile.rewrite.test_loss import compiled, o  # noqa: E402
+
+F = torch.nn.functional
+
+
+def log_probability(x: Any, y: Any) -> Any:
+    return x.log_softmax(-1).gather(-1, y.clamp(min=0)[..., None]).squeeze(-1)
+
+
+def entropy(x: Any, y: Any) -> Any:
+    log_p = x.log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def without_gradients(reader: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: Any, y: Any) -> Any:
+        with torch.no_grad():
+            return reader(x, y)
+
+    return run
+
+
+READERS: list[Callable[..., Any]] = [
+    log_probability,
+    entropy,
+    lambda x, y: (x.softmax(-1) * x.log_softmax(-1)).sum((-1,)),
+    lambda x, y: x.logsumexp(-1) - (x * F.softmax(x, -1)).sum(2),
+    lambda x, y: F.cross_entropy(x.transpose(1, 2), y, reduction="none"),
+    lambda x, y: entropy(x.detach(), y),
+    without_gradients(entropy),
+    without_gradients(log_probability),
+]
+STEPS: list[Callable[..., Any]] = [
+    lambda x: x,
+    lambda x: x / 0.7,
+    lambda x: 5.0 * torch.tanh(x / 5.0),
+    lambda x: x[:, 1:].contiguous() * 0.3,
+]
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(
+    readers=st.lists(st.integers(0, len(READERS) - 1), min_size=1, max_size=4),
+    step=st.sampled_from(STEPS),
+    biased=st.booleans(),
+    repeats=st.booleans(),
+)
+def test_losses_of_any_readers_are_those_of_pytorch(
+    readers: list[int], step: Callable[..., Any], biased: bool, repeats: bool
+) -> None:
+    def function(h: Any, y: Any) -> Any:
+        x = step(F.linear(h, o.weight, o.bias if biased else None))
+        y = y[:, -x.shape[1] :]
+        found = [READERS[reader](x, y) for reader in readers]
+        product = found[0]
+        for each in found[1:]:
+            product = product * each
+        return (product + 0.0 * o.bias.sum(), *(found if repeats else ()))
+
+    def run(program: Callable[..., Any]) -> list[Any]:
+        results = program(o.hidden, o.ignored)
+        wanted = [x for x in results if x.requires_grad]
+        return [*results, *torch.autograd.grad([x.sum() for x in wanted], o.leaves[:3],
+                                               allow_unused=True)]  # fmt: skip
+
+    given_changes: list[Any] = []
+    found, expected = run(compiled(function, given_changes)), run(function)
+    assert given_changes[0].left or given_changes[0].changed
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None or not a.any()) if b is None else True
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b)
