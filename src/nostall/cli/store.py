@@ -92,6 +92,10 @@ def export(
         rows = [row for record in records for row in store.find(record)]
     else:
         rows = [row for row in store.rows() if modelled or row.kind == "measured"]
+        if not rows and store.rows():
+            raise BadStore(
+                f"the store at {store.root} has no measured record; --modelled exports the others"
+            )
     rows = list(dict.fromkeys(rows))
     bundle.write(store, rows, path)
     _show_rows(rows, format, f"exported to {path}")
