@@ -43,11 +43,13 @@ class Level(NamedTuple):
 LEVELS = (
     Level(
         "Whole programs", "a slow training program", "nostall optimize -- python train.py",
-        "changes tried in the running program; kept if proven faster", ("optimize",), "how-to/optimize-a-program.md",
+        "changes tried in the running program; kept if proven faster", ("optimize",),
+        "how-to/optimize-a-program.md",
     ),
     Level(
         "PyTorch models", "a PyTorch model", 'torch.compile(model, backend="nostall")',
-        "fused kernels where they are measured faster, else Inductor's", ("fuse",), "tutorials/first-torch-compile.md",
+        "fused kernels where they are measured faster, else Inductor's", ("fuse",),
+        "tutorials/first-torch-compile.md",
     ),
     Level(
         "Traces and job tables", "a profiler trace, or a job table",
