@@ -307,3 +307,22 @@ def test_outputs_are_refused_before_the_program_runs(words: tuple[str], tmp_path
 def test_a_program_without_launches_leaves_no_folder(tmp_path: Path) -> None:
     done = nostall("record", "--out", "made", "--", sys.executable, "-c", "", cwd=tmp_path)
     assert done.code == 0 and list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_cannot_be_written_does_not_take_the_result_away(tmp_path: Path) -> None:
+    words = ("tune", SMALL, "--launch", LAUNCH, "--evaluations", "300", "--store", "--out", "run")
+    done = nostall(*words, cwd=tmp_path, NOSTALL_HOME="/proc/nothing")
+    assert done.code == 2 and "modelled gain: 1." in done.out
+    assert "set NOSTALL_HOME to a writable folder" in done.err.splitlines()[-1]
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_run_that_ends_before_its_search_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nostall.cli.tuning.tune._search", interrupted)
+    error_line(nostall("tune", SMALL, "--launch", LAUNCH, cwd=tmp_path), 130)
+    assert list(tmp_path.iterdir()) == []
