@@ -22,9 +22,7 @@ def literals() -> str:
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.JoinedStr):
-                texts.append(
-                    "".join(getattr(part, "value", "…") for part in map(text, node.values))
-                )
+                texts.append("".join(map(shown, node.values)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value)
     return "\n".join(texts)
