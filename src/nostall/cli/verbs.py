@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nostall.cli.options.help_panels import sort_into_panels
+from nostall.cli.options.help_panels import command_group, sort_into_panels
 from nostall.core.text.suggest import did_you_mean
 
 
@@ -236,12 +236,11 @@ def load_command(name: str) -> Any:
     module, _, attribute = verb.target.partition(":")
     target = getattr(import_module(f"nostall.cli.{module}"), attribute)
     if not isinstance(target, typer.Typer):
-        app = typer.Typer(
-            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
-        )
-        app.command(name)(target)
-        target = app
+        function, target = target, command_group(needs_command=False)
+        target.command(name)(function)
     command = typer.main.get_command(target)
+    if hasattr(command, "commands"):
+        command.help = verb.summary
     command.name = name
     command.short_help = verb.summary
     command.epilog = f"Example: `{' '.join(filter(None, ('nostall', name, verb.example)))}`"

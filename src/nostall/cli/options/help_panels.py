@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import typer
+
 DAILY: Mapping[str, tuple[str, ...]] = {
     "tune": ("objective", "seconds", "out_dir"),
     "regress": ("baseline", "ptxas", "out_dir"),
@@ -53,6 +55,16 @@ PANELS: Mapping[str, tuple[str, ...]] = {
 The first option of a command on a panel gives the panel's place.
 """
 _PANEL_OF = {option: panel for panel, options in PANELS.items() for option in options}
+
+
+def command_group(*, needs_command: bool = True) -> typer.Typer:
+    """A command, or a group of them; the table of commands has a group's help text."""
+    return typer.Typer(
+        no_args_is_help=needs_command,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+    )
 
 
 def sort_into_panels(command: Any, name: str) -> None:
