@@ -89,7 +89,7 @@ class Model:
             ) from error
         except ValueError as error:
             raise BadInput(
-                f"--model: {file} is no JSON ({error}); give the config.json of a Hugging Face "
+                f"--model {path}: it is no JSON ({error}); give the config.json of a Hugging Face "
                 "model"
             ) from error
         return Model(file.resolve().parent.name or str(file), text, config)

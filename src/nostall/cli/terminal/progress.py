@@ -180,7 +180,7 @@ class CompileTime:
     seconds: float = 0.0
 
     def show(self, counted: str = "of the time limit ") -> None:
-        """Print the time if it is long enough to matter; ``counted``: how a time limit counts it."""
+        """Print the time if it is long; ``counted`` says how a time limit counts it."""
         if self.seconds >= MIN_SHOWN_SECONDS:
             err.print(
                 f"{self.seconds:.1f} s {counted}compiled nostall's models with Numba; the next "
