@@ -24,6 +24,7 @@ from nostall.sass.model.agreement import RANKING_WORTH, load_agreement
 README = ROOT.parent / "README.md"
 START_PAGE = ROOT.parent / "docs" / "index.md"
 TABLE = ROOT / "README.md"
+LEVEL_HEAD = ("you have", "begin with", "you get", "commands")
 CHANGED = (
     "Time of the baseline / time with nostall: above 1 nostall is faster. Ratios are of what "
     "ships; where a comparison keeps the baseline, the ratio is 1. †: the code has changed since "
@@ -35,7 +36,7 @@ def readme(text: str) -> str:
     """README.md with new regions: the headlines, predictions, and the worth of the SM model."""
     text = region(text, "headlines", table(HEAD, [h.row for h in headlines()]))
     text = region(text, "ratios", wrapped(CHANGED))
-    text = region(text, "levels", table(("I have", "begin with", "commands"), _levels("docs/")))
+    text = region(text, "levels", table(LEVEL_HEAD, _levels("docs/")))
     text = region(text, "predictions", table(("prediction", "error", "of"), predictions()))
     return region(text, "agreement", wrapped(agreement()))
 
@@ -44,16 +45,17 @@ def start_page(text: str) -> str:
     """docs/index.md with the same table, with links of its own folder."""
     rows = [[cell.replace("(docs/", "(") for cell in h.row] for h in headlines()]
     text = region(text, "headlines", table(HEAD, rows))
-    text = region(text, "levels", table(("You have", "Begin with", "Commands"), _levels("")))
+    text = region(text, "levels", table(LEVEL_HEAD, _levels("")))
     return region(text, "ratios", wrapped(CHANGED))
 
 
-def _levels(folder: str) -> list[tuple[str, str, str]]:
+def _levels(folder: str) -> list[tuple[str, ...]]:
     """Rows of the levels, with links to the page to read first."""
     return [
         (
             f"[{level.have}]({folder}{level.page})",
             f"`{level.begin}`",
+            level.gives,
             ", ".join(f"`{verb}`" for verb in level.verbs),
         )
         for level in LEVELS

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli import LAUNCH, NVCC, SMALL, Done, error_line
+from tests.e2e.cli import nostall as in_new_process
 from tests.e2e.cli import nostall_here as nostall
 from tests.unit.sass.binary.cubin_builder import SectionSpec, elf, text
 
@@ -260,3 +261,68 @@ def test_the_remedy_for_a_missing_launch_writes_it(words: tuple[str, ...], tmp_p
     assert nostall(*remedy[1:], cwd=tmp_path).code == 0
     assert line.endswith(f"give --launch {remedy[-1]}")
     assert (tmp_path / remedy[-1]).exists()
+
+
+def test_an_error_while_ctrl_c_is_handled_is_the_interruption(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def clean_up_fails() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise UnboundLocalError("the clean-up of a library")
+
+    monkeypatch.setattr("nostall.cli._run_app", clean_up_fails)
+    assert error_line(nostall("doctor"), 130) == "nostall: interrupted"
+
+
+def test_ctrl_c_while_the_packages_load(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    done = in_new_process("doctor", PYTHONPATH=str(tmp_path))
+    assert error_line(done, 130) == "nostall: interrupted"
+
+
+def test_a_terminal_of_unknown_width() -> None:
+    assert "nostall optimize" in in_new_process("--help", COLUMNS="0").out
+
+
+def test_folders_that_are_no_run(tmp_path: Path) -> None:
+    (tmp_path / "report.html").touch()
+    assert str(tmp_path / "report.html") in error_line(nostall("report", tmp_path))
+    for path, reason in ((tmp_path, "run.json: No such file"), (tmp_path / "no", "(No such file")):
+        line = error_line(nostall("runs", "show", path))
+        assert reason in line and line.count(str(path)) == 1
+    line = error_line(nostall("verify", tmp_path))
+    assert line.endswith("give two cubins") and "best.cubin" not in line
+
+
+@pytest.mark.parametrize("words", [("record", "--out", "file"), ("apply", "--log", ".")])
+def test_outputs_are_refused_before_the_program_runs(words: tuple[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    program = ("--", sys.executable, "-c", "open('ran', 'w')")
+    assert "cannot write" in error_line(nostall(*words, *program, cwd=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_program_without_launches_leaves_no_folder(tmp_path: Path) -> None:
+    done = nostall("record", "--out", "made", "--", sys.executable, "-c", "", cwd=tmp_path)
+    assert done.code == 0 and list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_cannot_be_written_does_not_take_the_result_away(tmp_path: Path) -> None:
+    words = ("tune", SMALL, "--launch", LAUNCH, "--evaluations", "300", "--store", "--out", "run")
+    done = nostall(*words, cwd=tmp_path, NOSTALL_HOME="/proc/nothing")
+    assert done.code == 2 and "modelled gain: 1." in done.out
+    assert "set NOSTALL_HOME to a writable folder" in done.err.splitlines()[-1]
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_run_that_ends_before_its_search_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nostall.cli.tuning.tune._search", interrupted)
+    error_line(nostall("tune", SMALL, "--launch", LAUNCH, cwd=tmp_path), 130)
+    assert list(tmp_path.iterdir()) == []

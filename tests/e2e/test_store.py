@@ -49,7 +49,10 @@ def test_ls_and_show(home: str) -> None:
 
 def test_export_import_and_rm(home: str, tmp_path: Path) -> None:
     path = tmp_path / "all.nostall"
-    assert "nothing to export" in error_line(nostall("store", "export", path, NOSTALL_HOME=home))
+    line = error_line(nostall("store", "export", path, NOSTALL_HOME=home))
+    assert "no measured record; --modelled" in line
+    nothing = nostall("store", "export", path, NOSTALL_HOME=str(tmp_path / "none"))
+    assert "nothing to export" in error_line(nothing)
     assert nostall("store", "export", path, "--modelled", NOSTALL_HOME=home).code == 0
     elsewhere = str(tmp_path / "elsewhere")
     done = nostall("store", "import", path, "--format", "json", NOSTALL_HOME=elsewhere)
@@ -142,7 +145,7 @@ def test_apply_runs_a_program_unchanged(home: str) -> None:
 
 def test_apply_warns_if_there_is_no_measured_record(home: str) -> None:
     done = nostall("apply", "--", "no-such-program", NOSTALL_HOME=home)
-    assert done.err.count("no record to apply") == 1
+    assert done.err.count("no record to apply (1 modelled only: --modelled uses them)") == 1
 
 
 def test_apply_with_a_broken_store_runs_the_program(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from nostall import __version__
 from nostall.cli.terminal import console
 from nostall.cli.verbs import Verbs
 from nostall.core.errors import NostallError
+from nostall.core.files.atomic import write_remedy
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C if there is no result."""
@@ -84,8 +85,27 @@ def main() -> None:
         sys.exit(2)
     except OSError as error:
         file = f" {error.filename}" if error.filename else ""
-        console.print_error(f"cannot read or write{file}: {error.strerror or error}")
+        is_clear = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EISDIR)
+        remedy = write_remedy(error) if is_clear else "check the path and its permissions"
+        console.print_error(f"cannot read or write{file}: {error.strerror or error}; {remedy}")
         sys.exit(2)
+    except Exception as error:
+        # A library's clean-up after Ctrl-C may fail with an error of its own.
+        if not _hides_interrupt(error):
+            raise
+        console.print_error("interrupted")
+        sys.exit(INTERRUPTED)
+
+
+def _hides_interrupt(error: BaseException) -> bool:
+    """Whether ``error`` was raised while Ctrl-C was handled."""
+    seen = {error}
+    while (cause := error.__context__) is not None and cause not in seen:
+        if isinstance(cause, KeyboardInterrupt):
+            return True
+        seen.add(cause)
+        error = cause
+    return False
 
 
 def _run_app() -> None:

@@ -14,6 +14,7 @@ from nostall.attach.apply import environment
 from nostall.attach.store_lookup import MODELLED
 from nostall.cli.terminal.console import err
 from nostall.core import BadInput
+from nostall.core.files.atomic import is_stream, write_remedy
 from nostall.store import BadStore, Store
 
 CommandArgument = Annotated[
@@ -45,6 +46,13 @@ def apply(
     refused.
     """
     variables = environment(os.environ, modelled=modelled, log=log)
+    if log is not None and not is_stream(log):
+        try:
+            log.open("a").close()
+        except OSError as error:
+            raise BadInput(
+                f"cannot write --log {log}: {error.strerror}; {write_remedy(error)}"
+            ) from error
     if bundle is not None:
         from nostall.optimizing.bundle import bundle_environment, read_bundle
 
@@ -64,11 +72,13 @@ def apply(
 def _warn_if_unusable(*, modelled: bool) -> None:
     """Print a line if the store has no record for any program; the program runs anyway."""
     try:
-        is_usable = any(modelled or row.kind == "measured" for row in Store().rows())
+        rows = Store().rows()
     except BadStore as error:
         err.print(f"nostall: {error}; the program runs with its original kernels")
         return
-    if not is_usable:
+    if not any(modelled or row.kind == "measured" for row in rows):
+        others = f" ({len(rows)} modelled only: --modelled uses them)" if rows else ""
         err.print(
-            "nostall: the store has no record to apply; the program runs with its original kernels"
+            f"nostall: the store has no record to apply{others}; the program runs with its "
+            "original kernels"
         )

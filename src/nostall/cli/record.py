@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ import typer
 from nostall.attach.launch_recorder import FILE_VARIABLE
 from nostall.cli.terminal.console import Format, FormatOption, err, out, show_json, show_table
 from nostall.core.errors import BadInput
+from nostall.core.files.atomic import create_folder
 from nostall.core.text.plurals import pluralize
 from nostall.tuning.launches.recorded import RecordedLaunch, read_launches, write_launches
 
@@ -42,10 +44,19 @@ def record(
     and launches by `cuda.bindings.driver.cuLaunchKernel`. Trials of an autotuner are left out, and
     so are the kernels that torch.compile writes. The exit code is that of the program.
     """
+    is_new = not folder.exists()
+    create_folder(folder)
+    if not os.access(folder, os.W_OK):
+        raise BadInput(f"cannot write to {folder}: Permission denied; choose a writable folder")
     with tempfile.TemporaryDirectory(prefix="nostall-") as scratch:
         log = Path(scratch) / "launches.jsonl"
-        code = run_recorded(command, log)
-        written = write_launches(read_launches(log), folder, shlex.join(command))
+        try:
+            code = run_recorded(command, log)
+            written = write_launches(read_launches(log), folder, shlex.join(command))
+        finally:
+            if is_new:
+                with suppress(OSError):  # it holds launch files
+                    folder.rmdir()
     if format is Format.JSON:
         show_json([_document(launch, path, reason) for launch, path, reason in written])
     else:

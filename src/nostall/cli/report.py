@@ -31,6 +31,11 @@ def report(run: RunArgument) -> None:
             f"{run} is a run of `nostall serving rollouts`, which has no page; its figures and "
             f"samples are in {run / RESULT_FILE}; give a run of `nostall tune` or `nostall fuse`"
         )
+    if (run / "report.html").exists() and not (run / "run.json").exists():
+        raise BadRun(
+            f"{run} is no run of `nostall tune` or `nostall fuse`; its page is already written: "
+            f"{run / 'report.html'}"
+        )
     page = write_page(run) if is_fusion(run) else write_report(run)
     for remark in Run.open(run).trial_log().remarks:
         out.print(f"note:   {remark}")

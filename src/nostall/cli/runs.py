@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nostall.cli.options.help_panels import command_group
 from nostall.cli.terminal.console import Format, FormatOption, out, show_json, show_table
 from nostall.cli.tuning.runs import RUNS_FOLDER, resume_command
 from nostall.core.errors import BadRun
@@ -21,13 +22,7 @@ from nostall.tuning.records.run_summary import (
     summarize,
 )
 
-app = typer.Typer(
-    help="List, show and compare the runs of tune and fuse.",
-    no_args_is_help=False,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
+app = command_group(needs_command=False)
 
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of the runs.")]
 RunArgument = Annotated[Path, typer.Argument(help="Run directory.")]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from nostall.cli.options.help_panels import command_group
 from nostall.cli.options.inputs import MeasuredLatenciesOption
 from nostall.cli.terminal.console import Format, FormatOption, err, out, show_json, show_table
 from nostall.core.text.plurals import pluralize
@@ -20,13 +21,7 @@ ID_LENGTH = 12
 """Characters of ids and hashes in tables."""
 MAX_NAMED_MATCHES = 5
 
-app = typer.Typer(
-    help="List, show, verify and share optimised kernels.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
+app = command_group()
 
 RecordArgument = Annotated[
     str, typer.Argument(help="Start of a record's id, or of the sha256 of its original cubin.")
@@ -92,6 +87,10 @@ def export(
         rows = [row for record in records for row in store.find(record)]
     else:
         rows = [row for row in store.rows() if modelled or row.kind == "measured"]
+        if not rows and store.rows():
+            raise BadStore(
+                f"the store at {store.root} has no measured record; --modelled exports the others"
+            )
     rows = list(dict.fromkeys(rows))
     bundle.write(store, rows, path)
     _show_rows(rows, format, f"exported to {path}")

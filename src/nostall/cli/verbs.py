@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nostall.cli.options.help_panels import sort_into_panels
+from nostall.cli.options.help_panels import command_group, sort_into_panels
 from nostall.core.text.suggest import did_you_mean
 
 
@@ -32,6 +32,8 @@ class Level(NamedTuple):
     """What a user has who begins here."""
     begin: str
     """One line to begin with."""
+    gives: str
+    """What that line gives; at most 12 words."""
     verbs: tuple[str, ...]
     """Commands, the one of daily use first."""
     page: str
@@ -41,34 +43,44 @@ class Level(NamedTuple):
 LEVELS = (
     Level(
         "Whole programs", "a slow training program", "nostall optimize -- python train.py",
-        ("optimize",), "how-to/optimize-a-program.md",
+        "changes tried in the running program; kept if proven faster", ("optimize",),
+        "how-to/optimize-a-program.md",
     ),
     Level(
         "PyTorch models", "a PyTorch model", 'torch.compile(model, backend="nostall")',
-        ("fuse",), "tutorials/first-torch-compile.md",
+        "fused kernels where they are measured faster, else Inductor's", ("fuse",),
+        "tutorials/first-torch-compile.md",
     ),
     Level(
         "Traces and job tables", "a profiler trace, or a job table",
-        "nostall characterize trace.json.gz", ("characterize",), "tutorials/first-trace.md",
+        "nostall characterize trace.json.gz", "what the GPU waits for, and what to fix first",
+        ("characterize",), "tutorials/first-trace.md",
     ),
     Level(
         "Kernels", "a Triton or CUDA kernel", "nostall tune kernels.py:kernel --objective gpu",
+        "a binary that is measured faster and verified, or the original",
         ("tune", "bench", "verify", "inspect", "regress", "init", "record", "train"),
         "tutorials/first-kernel.md",
     ),
     Level(
-        "Serving", "vLLM", "vllm serve MODEL --attention-backend CUSTOM", ("serving",),
+        "Serving", "vLLM", "vllm serve MODEL --attention-backend CUSTOM",
+        "attention that reads a shared prompt once for all requests", ("serving",),
         "how-to/serve-with-vllm.md",
     ),
     Level(
         "Several GPUs", "several GPUs", "nostall plan model.py:build --cluster cluster.toml",
+        "a plan and its modelled time; `launch` trains by it",
         ("plan", "simulate", "launch"), "tutorials/first-pipeline.md",
     ),
     Level(
         "Results", "results of nostall", "nostall apply python train.py",
+        "the program with the kernels that searches stored",
         ("apply", "store", "report", "runs"), "how-to/use-results.md",
     ),
-    Level("This machine", "a new machine", "nostall doctor", ("doctor",), "how-to/install.md"),
+    Level(
+        "This machine", "a new machine", "nostall doctor", "what is missing, and how to get it",
+        ("doctor",), "how-to/install.md",
+    ),
 )  # fmt: skip
 
 
@@ -224,12 +236,11 @@ def load_command(name: str) -> Any:
     module, _, attribute = verb.target.partition(":")
     target = getattr(import_module(f"nostall.cli.{module}"), attribute)
     if not isinstance(target, typer.Typer):
-        app = typer.Typer(
-            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
-        )
-        app.command(name)(target)
-        target = app
+        function, target = target, command_group(needs_command=False)
+        target.command(name)(function)
     command = typer.main.get_command(target)
+    if hasattr(command, "commands"):
+        command.help = verb.summary
     command.name = name
     command.short_help = verb.summary
     command.epilog = f"Example: `{' '.join(filter(None, ('nostall', name, verb.example)))}`"

@@ -91,9 +91,11 @@ def _verify_run(folder: Path, candidate: Path | None, format: Format) -> None:
         )
     present = [files for files in _RESULTS if (folder / files.recipe).exists()]
     if not present:
+        cubins = [folder / "original.cubin", folder / "best.cubin"]
+        named = f": {cubins[0]} {cubins[1]}" if all(path.exists() for path in cubins) else ""
         raise BadInput(
             f"{folder} has no {RECIPE_FILE}; it is not a run of the assembler search with a gain; "
-            f"give two cubins: {folder / 'original.cubin'} {folder / 'best.cubin'}"
+            f"give two cubins{named}"
         )
     ptx = read_bytes(folder / PTX_FILE).decode("utf-8", "replace")
     verdicts = {files.cubin: _verify_result(folder, files, ptx) for files in present}

@@ -93,9 +93,11 @@ class Run:
         try:
             text = (path / "run.json").read_text()
         except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            file = "run.json: " if path.is_dir() else ""
             raise BadRun(
-                f"{path} is not a run directory (run.json cannot be read: {error}); "
-                "`nostall tune` makes one"
+                f"{path} is not a run directory ({file}{reason}); give one that `nostall tune` or "
+                "`nostall fuse` wrote"
             ) from error
         try:
             return cls(path, load_json(RunRecord, text))

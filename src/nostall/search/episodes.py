@@ -64,7 +64,7 @@ def read_episodes(logs: Path) -> list[Episode]:
         # A killed process can leave an incomplete last row.
         rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
         return [_read_row(row) for row in rows]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise BadRun(f"{path} cannot be used ({error}); run the tuning again") from error
 
 

@@ -135,10 +135,16 @@ def read_csv(path: Path, limit: int | None = None) -> list[Request]:
     """The first ``limit`` requests of a file. A request without generated tokens gets one."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         rows = csv.DictReader(file, skipinitialspace=True)
-        names = rows.fieldnames
-        for form in FORMATS:
-            if names is not None and set(form.columns) <= set(names):
-                return [_csv_request(path, rows.line_num, row, form) for row in islice(rows, limit)]
+        try:
+            names = rows.fieldnames
+            for form in FORMATS:
+                if names is not None and set(form.columns) <= set(names):
+                    shown = islice(rows, limit)
+                    return [_csv_request(path, rows.line_num, row, form) for row in shown]
+        except csv.Error as error:
+            raise BadTrace(
+                f"trace {path}, line {rows.line_num + 1}: {error}; it is no CSV file of requests"
+            ) from error
         allowed = "; ".join(f"{', '.join(form.columns)} ({form.name})" for form in FORMATS)
         raise BadTrace(
             f"trace {path} begins with the columns {names}; allowed are {allowed}; or JSON lines "

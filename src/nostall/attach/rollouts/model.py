@@ -88,7 +88,10 @@ class Model:
                 "a text model with one kind of decoder layers"
             ) from error
         except ValueError as error:
-            raise BadInput(f"--model {path}: {file} is no JSON ({error})") from error
+            raise BadInput(
+                f"--model {path}: it is no JSON ({error}); give the config.json of a Hugging Face "
+                "model"
+            ) from error
         return Model(file.resolve().parent.name or str(file), text, config)
 
 

@@ -262,7 +262,7 @@ def _search(workload: Workload, planner: str, effort: Effort, quiet: bool) -> Pl
     """Plan within a time limit, which compiling our own models does not count for."""
     with measured_compile_time() as compilation:
         evaluation = _plan_with_progress(workload, planner, effort, quiet)
-    compilation.show(is_counted=False)
+    compilation.show("beside the time limit ")
     if effort.is_over:
         err.print(
             f"the time limit of {effort.seconds:g} s ended the planning; the plan is the best so "

@@ -16,6 +16,7 @@ from nostall.attach.rollouts.job import NAMES, RESULT_FILE, RolloutJob, run_job
 from nostall.attach.rollouts.model import Model
 from nostall.attach.rollouts.turns import default_steps
 from nostall.attach.rollouts.workload import Rollout
+from nostall.cli.options.help_panels import command_group
 from nostall.cli.serving.search import native, search
 from nostall.cli.serving.simulation import simulate_trace
 from nostall.cli.serving.tables import show, write_batch
@@ -191,13 +192,7 @@ def _show_counts(counts: dict[str, Any]) -> None:
         out.print(f"left to FLASH_ATTN: {count} {reason}")
 
 
-app = typer.Typer(
-    help="Show task tables; measure rollouts; simulate traces.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
+app = command_group()
 app.command("show")(show)
 app.command("batch")(write_batch)
 app.command("tune")(tune)

@@ -179,12 +179,11 @@ class CompileTime:
 
     seconds: float = 0.0
 
-    def show(self, *, is_counted: bool = True) -> None:
-        """Print the time if it is long enough to matter, and whether a time limit counts it."""
+    def show(self, counted: str = "of the time limit ") -> None:
+        """Print the time if it is long; ``counted`` says how a time limit counts it."""
         if self.seconds >= MIN_SHOWN_SECONDS:
-            counted = "of the time limit" if is_counted else "beside the time limit"
             err.print(
-                f"{self.seconds:.1f} s {counted} compiled nostall's models with Numba; the next "
+                f"{self.seconds:.1f} s {counted}compiled nostall's models with Numba; the next "
                 "run on this machine takes them from its cache"
             )
 

@@ -10,7 +10,7 @@ from nostall.cli.terminal.progress import Interruption, SearchProgress
 from nostall.cli.tuning.assembler_output import assembler_lines, count_text, median_times
 from nostall.cli.tuning.runs import TuneRun, discard_if_empty
 from nostall.cli.verify import describe_verdict
-from nostall.core import BadInput
+from nostall.core import BadInput, trial_log
 from nostall.ptx.assemble.pool import worker_count
 from nostall.report.tune.page import write_report
 from nostall.tuning.assembler.job import open_setup
@@ -33,7 +33,7 @@ def tune_recorded(
     ``measure``: the command that measures the same search on a GPU.
     """
     run, source, settings = tune_run.run, tune_run.source, tune_run.settings
-    with discard_if_empty(run, is_new=True), run:
+    with discard_if_empty(run, is_new=True, useless=(trial_log.FILE,)), run:
         recording, reason = _find(source, recording_file)
         if recording is not None:
             show_bar = format is Format.TABLE and not quiet

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nostall.cli.options.inputs import (
+    TARGET_HELP,
     ArchOption,
     KernelOption,
     LaunchOption,
@@ -45,8 +46,7 @@ DEFAULT_SECONDS = 60.0
 TargetArgument = Annotated[
     str | None,
     typer.Argument(
-        help="path.py:kernel for a Triton kernel, a .ptx file, a cubin, a fatbin, or an entry of "
-        "Triton's cache. Not needed with `--baseline store`: all kernels of the store."
+        help=f"{TARGET_HELP} Not needed with `--baseline store`: all kernels of the store."
     ),
 ]
 BaselineOption = Annotated[

@@ -6,7 +6,7 @@ import hashlib
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -81,6 +81,8 @@ def create_run(source: Source, settings: Settings, out_dir: Path | None) -> Tune
             f"{out_dir} already holds a run; continue it with `{resume_command(out_dir)}`, or "
             "choose another directory with --out"
         )
+    from nostall.tuning.job import describe
+
     path = out_dir or create_run_folder(source.kernel)
     command = shlex.join(["nostall", *sys.argv[1:]])
     files = {ORIGINAL_FILE: source.cubin}
@@ -88,8 +90,6 @@ def create_run(source: Source, settings: Settings, out_dir: Path | None) -> Tune
         files[PTX_FILE] = source.ptx.encode()
     if settings.policy is not None:
         files[POLICY_FILE] = read_bytes(settings.policy)
-    from nostall.tuning.job import describe
-
     run = Run.create(path, command, describe(source, settings), files)
     return TuneRun(run, source, settings)
 
@@ -182,9 +182,12 @@ def kept_after_interrupt(run: Run) -> Interrupted:
 
 
 @contextmanager
-def discard_if_empty(run: Run, *, is_new: bool) -> Iterator[None]:
-    """Delete a new run directory if the job fails before its first trial."""
-    initial_files = ("run.json", ORIGINAL_FILE, PTX_FILE, POLICY_FILE, LOCK_FILE)
+def discard_if_empty(run: Run, *, is_new: bool, useless: Sequence[str] = ()) -> Iterator[None]:
+    """Delete a new run directory if the job fails before its first trial.
+
+    ``useless``: files of the job that nothing can go on with.
+    """
+    initial_files = ("run.json", ORIGINAL_FILE, PTX_FILE, POLICY_FILE, LOCK_FILE, *useless)
     try:
         yield
     except BaseException:  # raised again; Ctrl-C, too, must leave no empty directory
@@ -194,6 +197,8 @@ def discard_if_empty(run: Run, *, is_new: bool) -> Iterator[None]:
                 (run.path / name).unlink(missing_ok=True)
             with suppress(OSError):
                 run.path.rmdir()
+                if run.path.parent == RUNS_FOLDER:
+                    RUNS_FOLDER.rmdir()  # if it holds no other run
         raise
 
 

@@ -84,7 +84,7 @@ def train(
         raise _kept_after_interrupt(out_dir) from error
     finally:
         lock.release()
-    compilation.show()
+    compilation.show("")
     policy = out_dir / POLICY_FILE
     if format is Format.JSON:
         show_json({"policy": str(policy), "kind": "modelled", "best": best})

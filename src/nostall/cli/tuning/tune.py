@@ -59,13 +59,13 @@ from nostall.cli.tuning.runs import (
 from nostall.core import BadInput, Observer, Search
 from nostall.gpu import Device, Kernel, LocalGpu
 from nostall.sass.model.agreement import RANKING_WORTH
+from nostall.store import BadStore, Row, Store
 from nostall.tuning.nominal_work import NOMINAL_TFLOPS, SIP
 from nostall.tuning.settings import Settings
 from nostall.tuning.sources.source import ASSEMBLER_KEY, Source, missing_launch
 from nostall.tuning.strategies import ASSEMBLER, LOG_FOLDER, complete_choice, make_strategy
 
 if TYPE_CHECKING:
-    from nostall.store import Row
     from nostall.tuning.job import TuningResult
 
 
@@ -82,7 +82,6 @@ def store_gain(
     (``device_info`` is not None); an unusable store is then only a warning.  A gain of dependent
     launches is a record of its own.
     """
-    from nostall.store import BadStore, Store
     from nostall.tuning.records.store_records import record_dependent, record_result
 
     if result.improved and ASSEMBLER_KEY in source.provenance:
@@ -416,13 +415,17 @@ class _Output:
 def _tune(
     tune_run: TuneRun, scheduler: str | None, store: bool | None, output: _Output, *, resume: bool
 ) -> None:
-    """Run the search, record a gain in the store, write the report and print the result."""
-    from nostall.report.tune.page import write_report
-    from nostall.tuning.assembler.recipes.recording import record_run
+    """Run the search, record a gain in the store, write the report and print the result.
 
+    Raises :class:`BadStore` at the end if the store that ``store`` asks for cannot be used.
+    """
     run, source, settings = tune_run.run, tune_run.source, tune_run.settings
-    with measured_compile_time() as compilation:
-        result, row = _search(tune_run, scheduler, store, output, resume=resume)
+    with discard_if_empty(run, is_new=not resume), measured_compile_time() as compilation:
+        from nostall.report.tune.page import write_report
+        from nostall.tuning.assembler.recipes.recording import record_run
+
+        result, stored = _search(tune_run, scheduler, store, output, resume=resume)
+    row = stored if isinstance(stored, Row) else None
     try:
         if output.record is not None:
             record_run(run, source).write(output.record)
@@ -436,6 +439,8 @@ def _tune(
             f"{NOMINAL_TFLOPS:g} TFLOPS"
         )
     show_result(tune_run, result, page, row, output.format, output.resumed)
+    if isinstance(stored, BadStore):
+        raise stored
 
 
 def _tune_one(
@@ -445,20 +450,23 @@ def _tune_one(
     from nostall.report.tune.page import write_report
 
     tune_run = create_run(source, settings, folder)
-    result, _ = _search(tune_run, None, store, output, resume=False)
+    with discard_if_empty(tune_run.run, is_new=True):
+        result, stored = _search(tune_run, None, store, output, resume=False)
     write_report(tune_run.run.path)
+    if isinstance(stored, BadStore):
+        err.print(f"not recorded in the store: {stored}")
     return result, tune_run.run.path
 
 
 def _search(
     tune_run: TuneRun, scheduler: str | None, store: bool | None, output: _Output, *, resume: bool
-) -> tuple[TuningResult, Row | None]:
-    """Run the search and record a gain in the store."""
+) -> tuple[TuningResult, Row | BadStore | None]:
+    """Run the search and record a gain in the store; returns its row, or why there is none."""
     run, source, settings = tune_run.run, tune_run.source, tune_run.settings
     is_shown = output.format is Format.TABLE and not output.quiet
     bar = SearchProgress(settings.budget, enabled=is_shown)
     notice = "ending the search; the best schedule is verified now (Ctrl-C again leaves at once)"
-    with discard_if_empty(run, is_new=not resume), run:
+    with run:
         if resume:
             limits = {"seconds": settings.seconds, "evaluations": settings.evaluations}
             run.restart({**run.record.settings, **limits, "workers": settings.workers})
@@ -471,7 +479,10 @@ def _search(
                 observers: list[Observer] = [bar, interruption]
                 result = _run_search(tune_run, search, device, observers, resume=resume)
                 info = device.info if device else None
-                return result, store_gain(source, settings, result, info, store)
+                try:
+                    return result, store_gain(source, settings, result, info, store)
+                except BadStore as error:
+                    return result, error
         except KeyboardInterrupt as error:
             raise kept_after_interrupt(run) from error
 

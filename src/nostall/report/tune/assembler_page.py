@@ -60,7 +60,7 @@ def render_assembler(path: Path) -> str:
     run = Run.open(path)
     data = AssemblerRun(path, run, run.trial_log())
     result = data.result
-    comparison, no_samples_reason = load_comparison(data)
+    comparison, no_samples_reason = load_comparison(data.result)
     start = data.log.trials[0].value if data.log.trials else math.nan
     times = _times(result, comparison)
     scale = Scale(str(result.get("unit", "s")), times[0][1] if times else start)

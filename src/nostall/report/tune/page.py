@@ -283,11 +283,6 @@ def load_ablation(path: Path) -> Ablation | None:
         return None
 
 
-def has_ablation(path: Path) -> bool:
-    """Whether a run directory has the file, readable or not."""
-    return (path / FILE).exists()
-
-
 REPORT_FILE = "report.html"
 MAX_IMPROVEMENTS = 40
 """Rows of the table of improvements; the latest are shown."""
@@ -308,10 +303,10 @@ def render(run: RunData) -> str:
     """The HTML text of the page."""
     blocks = compare_blocks(run.original, run.candidate)
     stalls, no_stalls_reason = compare_stalls(run)
-    comparison, no_samples_reason = load_comparison(run)
+    comparison, no_samples_reason = load_comparison(run.result)
     ablation = load_ablation(run.path)
     notes = [*run.notes]
-    if ablation is None and has_ablation(run.path):
+    if ablation is None and (run.path / FILE).exists():
         notes.append("ablation.json cannot be read")
     summary = make_summary(run, blocks, comparison)
     improvements = find_improvements(run.trials)

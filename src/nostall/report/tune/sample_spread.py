@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -73,16 +73,9 @@ class ComparisonRecord(BaseModel):
         return (("original", sets.original), ("candidate", sets.candidate), ("null", sets.null))
 
 
-class HasResult(Protocol):
-    """The part of a run's data that holds its result."""
-
-    @property
-    def result(self) -> Mapping[str, Any]: ...
-
-
-def load_comparison(run: HasResult) -> tuple[ComparisonRecord | None, str]:
-    """The recorded comparison, or None and the reason (empty for a modelled run)."""
-    record = run.result.get("comparison")
+def load_comparison(result: Mapping[str, Any]) -> tuple[ComparisonRecord | None, str]:
+    """The comparison in a run's result, or None and the reason (empty for a modelled run)."""
+    record = result.get("comparison")
     if not isinstance(record, Mapping):
         return None, ""
     if "samples" not in record:

@@ -112,7 +112,7 @@ def test_numbers_that_do_not_fit_are_named(
     ("text", "message"),
     [
         (None, "cannot be read"),
-        ("{", "is no JSON"),
+        ("{", "it is no JSON"),
         ("[]", "the document"),
         ("{}", "architectures: Field required"),
         (json.dumps({**LLAMA, "num_hidden_layers": 0}), "num_hidden_layers: .* greater than or"),

@@ -62,7 +62,7 @@ def path_numbers(svg: str, name: str) -> list[list[float]]:
 
 def test_measured_run_shows_all_samples(run: Path) -> None:
     text = write_report(run).read_text()
-    comparison, reason = load_comparison(load_run(run))
+    comparison, reason = load_comparison(load_run(run).result)
     assert comparison is not None and reason == ""
     assert "Final comparison" in text
     assert f"faster: original / candidate {comparison.ratio:.4f}" in text
@@ -130,7 +130,7 @@ def test_modelled_run_has_no_samples(run: Path) -> None:
 
 @pytest.mark.parametrize(("verdict", "is_green"), [("faster", True), ("no difference", False)])
 def test_only_a_gain_beyond_its_interval_is_green(run: Path, verdict: str, is_green: bool) -> None:
-    found, _ = load_comparison(load_run(run))
+    found, _ = load_comparison(load_run(run).result)
     assert found is not None
     texts = make_summary(load_run(run), [], found.model_copy(update={"verdict": verdict}))
     assert texts.kind == "measured" and texts.gained is is_green

@@ -102,6 +102,7 @@ HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         ("", "begins with the columns None; allowed are TIMESTAMP"),
         ("a,b\n1,2\n", "begins with the columns"),
         (HEAD.replace(",", ";"), "the cells are separated by ';': separate them by commas"),
+        ("x" * 200_000, "line 1: field larger than field limit"),
         (HEAD, "has no request"),
         (HEAD + "yesterday,1,2\n", "line 2: .*is no request"),
         (HEAD + "2023-11-16 18:17:03,x,2\n", "line 2: .*is no request"),
