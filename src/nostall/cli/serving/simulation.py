@@ -130,6 +130,12 @@ def simulate_trace(
         _simulate(faster, model, replace(settings, policy=name, reads_once=once), seed, quiet)
         for name, once in choices
     ]
+    if results[0].rejected == len(given):
+        raise BadInput(
+            f"{trace}: every request is longer than the KV cache of "
+            f"{kv_tokens or model.kv_tokens:,} tokens, so none is simulated; give a larger "
+            "--kv-tokens"
+        )
     if format is Format.JSON:
         show_json(_document(model, settings, seed, rate, results, choices))
         return
@@ -138,7 +144,7 @@ def simulate_trace(
         out.print(equal_remark(draft_tokens))
     _print(trace, model, results, columns)
     if requests is not None and len(given) < requests:
-        out.print(f"{trace.name} has {len(given):,} requests, so all were taken")
+        out.print(f"{trace.name} has {pluralize(len(given), 'request')}, so all were taken")
     if read_once and results[0] == results[1]:
         out.print(UNSHARED_REMARK.format(fewest=READ_ONCE_SEQUENCES))
 
