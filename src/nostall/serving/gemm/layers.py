@@ -9,6 +9,7 @@ import pydantic
 
 from nostall.core.errors import BadInput
 from nostall.core.text.suggest import unknown
+from nostall.core.validation import first_problem
 from nostall.serving.gemm.config import LinearShape
 
 
@@ -20,8 +21,8 @@ class ModelSizes(pydantic.BaseModel):
     hidden_size: int = pydantic.Field(ge=1)
     intermediate_size: int = pydantic.Field(ge=1)
     num_attention_heads: int = pydantic.Field(ge=1)
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    num_key_value_heads: int | None = pydantic.Field(None, ge=1)
+    head_dim: int | None = pydantic.Field(None, ge=1)
 
     def layers(self, ranks: int = 1, dtype: str = "bfloat16") -> dict[str, LinearShape]:
         """The layers of one of ``ranks`` tensor-parallel GPUs.
@@ -36,6 +37,12 @@ class ModelSizes(pydantic.BaseModel):
             raise BadInput(
                 f"{heads} heads and an intermediate size of {self.intermediate_size} on {ranks} "
                 "GPUs; allowed are numbers of GPUs that divide both"
+            )
+        if heads % kv_heads or (kv_heads % ranks and ranks % kv_heads):
+            raise BadInput(
+                f"{heads} heads, {kv_heads} KV heads and {ranks} GPUs; allowed are KV heads that "
+                "divide the heads, and numbers of GPUs that divide the KV heads or are a multiple "
+                "of them"
             )
         rank_heads, rank_kv_heads = heads // ranks, max(1, kv_heads // ranks)
         inner = self.intermediate_size // ranks
@@ -85,7 +92,8 @@ def model_sizes(model: str) -> ModelSizes:
     try:
         return ModelSizes.model_validate(json.loads(path.read_text()))
     except (ValueError, OSError) as error:
-        reason = str(error).splitlines()[0]
+        is_invalid = isinstance(error, pydantic.ValidationError)
+        reason = first_problem(error) if is_invalid else str(error).splitlines()[0]
         raise BadInput(
             f"{path}: {reason}; give the config.json of a decoder with hidden_size, "
             "intermediate_size and num_attention_heads"
