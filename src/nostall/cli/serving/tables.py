@@ -218,7 +218,7 @@ def write_batch(
     token_budget: Annotated[
         int, typer.Option(min=1, help="Query tokens of a drawn batch; prefills fill it.")
     ] = 4096,
-    page_size: Annotated[int, typer.Option(help="Keys of a page; a multiple of 16.")] = 16,
+    page_size: Annotated[int, typer.Option(min=16, help="Keys of a page; a multiple of 16.")] = 16,
     seed: Annotated[int, typer.Option(help="Seed of the pages and of the draw.")] = 0,
 ) -> None:
     """Write a batch file: an example, or a step with lengths drawn from a trace."""
