@@ -223,7 +223,7 @@ class _Engine:
         self.uses_hashes = has_hashes
         self.copies_partial = settings.policy == "xy-serve"
         blocks = (settings.kv_tokens or costs.kv_tokens) // self.block
-        self.tree = PrefixTree(max(blocks, 1), 1)
+        self.tree = PrefixTree(max(blocks, 1))
         self.running = Running()
         self.waiting: deque[int] = deque()
         self.now = 0.0
@@ -345,7 +345,7 @@ class _Engine:
         hashes = self._hashes(request)
         if not hashes:
             return 0
-        return self._usable(request, self.tree.match(hashes).symbols)
+        return self._usable(request, len(self.tree.match(hashes)))
 
     def _usable(self, request: int, matched_blocks: int) -> int:
         """Tokens of matched blocks that a request can use: whole blocks, or all but one token."""
@@ -416,10 +416,9 @@ class _Engine:
         """A lease with blocks for the planned tokens, the cached tokens, and those to compute."""
         hashes = self._hashes(request)
         match = self.tree.match(hashes)
-        cached = self._usable(request, match.symbols) if hashes else 0
+        cached = self._usable(request, len(match)) if hashes else 0
         # The block of the last cached token is copied if it is not used to its end.
-        lease = self.tree.begin(match, copies_partial=False, most=cached // self.block)
-        assert lease is not None  # nothing is copied by the tree itself
+        lease = self.tree.begin(match[: cached // self.block])
         taken = min(planned, self._prompt(request) - cached)
         blocks = -(-(cached + taken) // self.block) - len(lease.blocks)
         if not self.tree.reserve(lease, blocks):
