@@ -21,8 +21,8 @@ class ModelSizes(pydantic.BaseModel):
     hidden_size: int = pydantic.Field(ge=1)
     intermediate_size: int = pydantic.Field(ge=1)
     num_attention_heads: int = pydantic.Field(ge=1)
-    num_key_value_heads: int | None = pydantic.Field(None, ge=1)
-    head_dim: int | None = pydantic.Field(None, ge=1)
+    num_key_value_heads: pydantic.PositiveInt | None = None
+    head_dim: pydantic.PositiveInt | None = None
 
     def layers(self, ranks: int = 1, dtype: str = "bfloat16") -> dict[str, LinearShape]:
         """The layers of one of ``ranks`` tensor-parallel GPUs.
@@ -92,8 +92,9 @@ def model_sizes(model: str) -> ModelSizes:
     try:
         return ModelSizes.model_validate(json.loads(path.read_text()))
     except (ValueError, OSError) as error:
-        is_invalid = isinstance(error, pydantic.ValidationError)
-        reason = first_problem(error) if is_invalid else str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
+        if isinstance(error, pydantic.ValidationError):
+            reason = first_problem(error)
         raise BadInput(
             f"{path}: {reason}; give the config.json of a decoder with hidden_size, "
             "intermediate_size and num_attention_heads"

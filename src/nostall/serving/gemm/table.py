@@ -130,8 +130,9 @@ def load_tables(path: Path, gpu: str, versions: dict[str, str]) -> dict[LinearSh
         file = _File.model_validate_json(path.read_bytes())
         layers = [(layer, [_from_file(row) for row in layer.rows]) for layer in file.layers]
     except (OSError, ValueError, TypeError) as error:
-        is_invalid = isinstance(error, pydantic.ValidationError)
-        reason = first_problem(error) if is_invalid else str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
+        if isinstance(error, pydantic.ValidationError):
+            reason = first_problem(error)
         raise BadInput(
             f"GEMM table {path}: {reason}; write it again with `nostall serving tune`"
         ) from error

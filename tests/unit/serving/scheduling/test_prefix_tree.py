@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nostall.serving.errors import BadSchedule
 from nostall.serving.scheduling import Lease, Node, PrefixTree
 
+
 def nodes(node: Node, before: tuple[int, ...] = ()) -> Iterator[tuple[Node, tuple[int, ...]]]:
     """All nodes below one, with the symbols from the root to their end."""
     for child in node.children.values():
