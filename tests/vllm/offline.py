@@ -27,7 +27,7 @@ def main() -> None:
     draw = random.Random(0)
     shared = [draw.randrange(3, 512) for _ in range(960)]
     prompts = [
-        {"prompt_token_ids": shared + [draw.randrange(3, 512) for _ in range(8)]} for _ in range(32)
+        {"prompt_token_ids": shared + [draw.randrange(3, 512) for _ in range(8)]} for _ in range(16)
     ]
     sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, detokenize=False)
     for _ in range(options.calls):

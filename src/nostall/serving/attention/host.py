@@ -5,7 +5,6 @@ It serves machines without a GPU (vLLM's CPU build, tests). Scores and sums are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,8 +44,6 @@ class HostBatch(NamedTuple):
     kv_lengths: Int32s
     block_table: Tensor
     """int32 (S, blocks)."""
-    tree_masks: Mapping[int, Tensor]
-    """bool (query, query) masks by sequence."""
 
 
 def execute(
@@ -136,11 +133,6 @@ def _run_unit(
     visible = positions <= (before + tokens)[:, None]
     if sees_all:
         visible = torch.ones_like(visible)
-    mask = None if sees_all else batch.tree_masks.get(sequence)
-    if mask is not None:
-        own = positions - before
-        inside = own >= 0
-        visible[:, inside] = mask[tokens][:, own[inside]]
     if shape.window > 0:
         visible &= positions > (before + tokens)[:, None] - shape.window
     scores = scores.masked_fill(~visible[:, None, :], float("-inf")).flatten(0, 1)

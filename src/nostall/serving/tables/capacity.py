@@ -32,12 +32,7 @@ def bounded_capacity(
         )
     rules, heads = settings.tiles, settings.kv_heads
     tokens = rules.tile_tokens(settings.group)
-    several = [
-        count
-        for count, limit in zip(tokens[:-1], rules.limits[:-1], strict=True)
-        if count and limit > count * settings.group
-    ]
-    own = min(sequences + query_tokens // min([*several, tokens[-1]]), query_tokens)
+    own = min(sequences + query_tokens // tokens[-1], query_tokens)
     levels = prefix_levels if settings.tiles.least_prefix and not settings.window else 0
     prefix_tiles, prefix_rows = (sequences, query_tokens * levels) if levels else (0, 0)
     tiles = own + prefix_tiles

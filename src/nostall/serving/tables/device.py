@@ -301,7 +301,7 @@ def _constants(settings: TableSettings) -> dict[str, Any]:
     return {
         "PROGRAMS": settings.programs,
         "TILE_TOKENS": tuple(rules.tile_tokens.tolist()),
-        "LIMITS": tuple(rules.limits.tolist()),
+        "LIMITS": tuple(rules.heights.tolist()),
         "START_COSTS": tuple(rules.costs[0].tolist()),
         "KEY_COSTS": tuple(rules.costs[1].tolist()),
         "GROUP": rules.group,

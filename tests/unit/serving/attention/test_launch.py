@@ -62,7 +62,7 @@ def test_tables_with_groups_need_a_shape_that_has_prefixes(
 @pytest.mark.parametrize("shape", [SHAPE, WINDOWED])
 def test_the_host_refuses_the_same_tables(shape: AttentionShape) -> None:
     query, cache, out, lengths = tensors(BATCH)
-    batch = HostBatch(BATCH.query_starts, BATCH.kv_lengths, lengths.block_table, {})
+    batch = HostBatch(BATCH.query_starts, BATCH.kv_lengths, lengths.block_table)
     with pytest.raises(BadInput, match="has_prefixes True without a window"):
         execute(shape, build_tables(BATCH, SETTINGS), batch, query, *cache[:2], out)
 
