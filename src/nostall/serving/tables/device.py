@@ -22,12 +22,11 @@ from nostall.serving.tables.orders import (
     deal_cyclic,
     deal_one_each,
     deal_snake,
-    device_orders,
     find_order,
     sort_as_given,
 )
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
-from nostall.serving.tables.settings import TableCapacity, TableSettings
+from nostall.serving.tables.settings import DEVICE_ORDERS, TableCapacity, TableSettings
 
 try:
     import torch
@@ -158,10 +157,10 @@ class DeviceBuilder:
         of more than :data:`MAX_TILES` query tiles or sequences.
         """
         order = find_order(settings.order)
-        if not order.on_device:
+        if settings.order not in DEVICE_ORDERS:
             raise BadTables(
                 f"the device builder does not know the order {settings.order!r}; allowed are "
-                f"{', '.join(device_orders())}"
+                f"{', '.join(DEVICE_ORDERS)}"
             )
         if max(capacity.tiles, capacity.sequences) > MAX_TILES:
             raise BadTables(

@@ -120,12 +120,9 @@ def test_wide_heads_have_their_own_kernel() -> None:
     assert plan.kernel.tiles == WIDE_HEAD_KERNEL.tiles
 
 
-def test_without_a_fixed_grid_each_unit_has_a_program() -> None:
+def test_plans_take_units_from_a_queue_so_that_a_graph_holds_their_launch() -> None:
     for head_dim in (128, 256):
-        shape = AttentionShape(head_dim=head_dim)
-        plan = plan_for(shape, BatchKind(True, 8), has_fixed_grid=False)
-        captured = plan_for(shape, BatchKind(True, 8))
-        assert (plan.kernel.schedule, plan.order) == ("unit", "sorted")
+        captured = plan_for(AttentionShape(head_dim=head_dim), BatchKind(True, 8))
         assert (captured.kernel.schedule, captured.order) == ("queue", "sorted")
 
 

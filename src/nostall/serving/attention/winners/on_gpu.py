@@ -275,7 +275,7 @@ def kind_of(batch: RaggedBatch) -> BatchKind:
 def rule_space(rule: AttentionPlan, shape: AttentionShape) -> PlanSpace:
     """The plans that can replace a rule's plan in a CUDA graph; the search starts at the rule's."""
     kernels = [rule.kernel, *(plan.kernel for plan in PLANS.values())]
-    return PlanSpace(kernels, has_fixed_grid=True, has_prefixes=shape.has_prefixes, start=rule)
+    return PlanSpace(kernels, has_prefixes=shape.has_prefixes, start=rule)
 
 
 def search_on_gpu(

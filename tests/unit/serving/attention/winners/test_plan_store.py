@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,12 @@ def test_the_plug_in_takes_stored_plans(
     path = save_plan(record(PlanKey.of(SHAPE, "bfloat16", "decode", GPU)))
     assert path.parent == plans_folder()
     assert stored_plan(StepKind.DECODE, SHAPE, "bfloat16", GPU) == PLAN
+    grouped = replace(SHAPE, has_prefixes=True)
+    for order in ("sorted", "paired"):  # the device does not build tables in pairs
+        kept = record(PlanKey.of(grouped, "bfloat16", "decode", GPU))
+        save_plan(kept.model_copy(update={"plan": {**kept.plan, "order": order}}))
+        found = stored_plan(StepKind.DECODE, grouped, "bfloat16", GPU)
+        assert (found is None) == (order == "paired")
     path.write_text("{")
     with caplog.at_level(logging.WARNING, "nostall"):
         assert stored_plan(StepKind.DECODE, SHAPE, "bfloat16", GPU) is None
