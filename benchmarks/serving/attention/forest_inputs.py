@@ -26,7 +26,7 @@ from nostall.serving.attention.rules import PLANS, BatchKind, plan_for
 from nostall.serving.attention.winners.on_gpu import (
     ROTATED_BYTES,
     GpuBatch,
-    device_table,
+    batch_tensors,
     exact_token,
     sample_tokens,
 )
@@ -216,9 +216,7 @@ def _inputs(ragged: RaggedBatch, shape: AttentionShape) -> GpuBatch:
     copies = min(max(2, -(-ROTATED_BYTES // (4 * int(np.prod(size))))), MOST_COPIES)
     caches = tuple(PagedCache(draw(*size), draw(*size)) for _ in range(copies))
     query = draw(len(ragged), shape.heads, shape.head_dim)
-    tensors = BatchTensors.of(
-        ragged.query_starts, ragged.kv_lengths, device_table(ragged), pack_trees(ragged), DEVICE
-    )
+    tensors = batch_tensors(ragged, DEVICE)
     tokens = sample_tokens(ragged, 24)
     exact = torch.stack([exact_token(ragged, shape, query, caches[0], int(t)) for t in tokens])
     return GpuBatch(

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nostall.core.errors import MissingPart
+import torch
+
 from nostall.serving.errors import BadTables, CapacityExceeded
+from nostall.serving.tables import device_kernel
 from nostall.serving.tables.columns import (
     COUNTS,
     PREFIX_COLUMNS,
@@ -25,19 +27,9 @@ from nostall.serving.tables.orders import (
     find_order,
     sort_as_given,
 )
+from nostall.serving.tables.prefix.device_leaders import arrange_forest, find_leaders
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import DEVICE_ORDERS, TableCapacity, TableSettings
-
-try:
-    import torch
-
-    from nostall.serving.tables import device_kernel
-    from nostall.serving.tables.prefix.device_leaders import arrange_forest, find_leaders
-except ImportError as error:
-    raise MissingPart(
-        f"the device builder of task tables needs PyTorch and Triton ({error.name} is missing); "
-        "pip install 'nostall[torch,triton]'"
-    ) from error
 
 _DEALS = {
     deal_cyclic: device_kernel.CYCLIC,

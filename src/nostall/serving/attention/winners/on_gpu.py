@@ -138,13 +138,10 @@ class GpuBatch:
         copies = min(max(2, -(-ROTATED_BYTES // (4 * int(np.prod(size))))), most_copies)
         caches = tuple(PagedCache(draw(*size), draw(*size)) for _ in range(copies))
         query = draw(int(ragged.query_lengths.sum()), shape.heads, shape.head_dim)
-        tensors = BatchTensors.of(
-            ragged.query_starts, ragged.kv_lengths, device_table(ragged), pack_trees(ragged), device
-        )
         tokens = sample_tokens(ragged)
         exact = torch.stack([exact_token(ragged, shape, query, caches[0], int(t)) for t in tokens])
         sampled = torch.from_numpy(tokens).to(device)
-        return GpuBatch(ragged, shape, query, caches, tensors, sampled, exact)
+        return GpuBatch(ragged, shape, query, caches, batch_tensors(ragged, device), sampled, exact)
 
     @staticmethod
     def empty(ragged: RaggedBatch, shape: AttentionShape, dtype: torch.dtype) -> GpuBatch:
@@ -159,13 +156,7 @@ class GpuBatch:
             shape,
             torch.empty(heads, dtype=dtype, device=device),
             (PagedCache(pages, pages),),
-            BatchTensors.of(
-                ragged.query_starts,
-                ragged.kv_lengths,
-                device_table(ragged),
-                pack_trees(ragged),
-                device,
-            ),
+            batch_tensors(ragged, device),
             sampled=nothing,
             exact=nothing,
         )
@@ -202,12 +193,13 @@ class GpuBatch:
         return run
 
 
-def device_table(ragged: RaggedBatch) -> NDArray[np.int32]:
-    """The block table with entries behind the last page 0, as wide as :data:`TABLE_WIDTH` says."""
+def batch_tensors(ragged: RaggedBatch, device: torch.device) -> BatchTensors:
+    """The tensors of a batch; its block table is as wide as :data:`TABLE_WIDTH` says, filled by 0."""
     sequences, width = ragged.block_table.shape
     table = np.zeros((sequences, -(-width // TABLE_WIDTH) * TABLE_WIDTH), np.int32)
     table[:, :width] = np.maximum(ragged.block_table, 0)
-    return table
+    lengths = ragged.query_starts, ragged.kv_lengths
+    return BatchTensors.of(*lengths, table, pack_trees(ragged), device)
 
 
 CONFIRMATIONS = 2
