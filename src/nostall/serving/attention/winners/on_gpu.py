@@ -194,7 +194,7 @@ class GpuBatch:
 
 
 def batch_tensors(ragged: RaggedBatch, device: torch.device) -> BatchTensors:
-    """The tensors of a batch; its block table is as wide as :data:`TABLE_WIDTH` says, filled by 0."""
+    """The tensors of a batch, its block table with zeros as wide as :data:`TABLE_WIDTH` says."""
     sequences, width = ragged.block_table.shape
     table = np.zeros((sequences, -(-width // TABLE_WIDTH) * TABLE_WIDTH), np.int32)
     table[:, :width] = np.maximum(ragged.block_table, 0)
