@@ -47,7 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Measure all layers; prints geometric means; returns 1 if there is no result."""
-    from nostall.serving.gemm.gpu_layer import GpuLayer, current_gpu, library_versions
+    from nostall.serving.errors import current_gpu
+    from nostall.serving.gemm.gpu_layer import GpuLayer, library_versions
     from nostall.serving.gemm.linear import new_scratch
 
     gpu, versions = current_gpu(), library_versions()

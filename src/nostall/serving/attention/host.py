@@ -120,7 +120,8 @@ def _run_unit(
     """
     sequence, start, count = task[SEQUENCE], task[QUERY_START], task[QUERY_COUNT]
     first, end, head = task[KV_START], task[KV_END], task[KV_HEAD]
-    before = int(batch.kv_lengths[sequence]) - _query_length(batch, sequence)
+    query_length = batch.query_starts[sequence + 1] - batch.query_starts[sequence]
+    before = int(batch.kv_lengths[sequence] - query_length)
     group = shape.group
     rows = query[:, head * group : (head + 1) * group].float()
     positions = torch.arange(first, end)
@@ -146,7 +147,3 @@ def _store(shape: AttentionShape, tokens: Tensor, head: int, result: Tensor, out
     group = shape.group
     heads = result.view(len(tokens), group, shape.head_dim).to(out.dtype)
     out[tokens, head * group : (head + 1) * group] = heads
-
-
-def _query_length(batch: HostBatch, sequence: int) -> int:
-    return int(batch.query_starts[sequence + 1] - batch.query_starts[sequence])

@@ -56,27 +56,21 @@ class ModelSizes(pydantic.BaseModel):
 
 
 MODELS = {
-    "llama3-8b": ModelSizes(
-        hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8
-    ),
-    "llama3-70b": ModelSizes(
-        hidden_size=8192, intermediate_size=28672, num_attention_heads=64, num_key_value_heads=8
-    ),
-    "llama3-405b": ModelSizes(
-        hidden_size=16384, intermediate_size=53248, num_attention_heads=128, num_key_value_heads=8
-    ),
-    "qwen2.5-7b": ModelSizes(
-        hidden_size=3584, intermediate_size=18944, num_attention_heads=28, num_key_value_heads=4
-    ),
-    "qwen2.5-32b": ModelSizes(
-        hidden_size=5120, intermediate_size=27648, num_attention_heads=40, num_key_value_heads=8
-    ),
-    "qwen2.5-72b": ModelSizes(
-        hidden_size=8192, intermediate_size=29568, num_attention_heads=64, num_key_value_heads=8
-    ),
-    "deepseek-67b": ModelSizes(
-        hidden_size=8192, intermediate_size=22016, num_attention_heads=64, num_key_value_heads=8
-    ),
+    name: ModelSizes(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+    )
+    for name, hidden, intermediate, heads, kv_heads in (
+        ("llama3-8b", 4096, 14336, 32, 8),
+        ("llama3-70b", 8192, 28672, 64, 8),
+        ("llama3-405b", 16384, 53248, 128, 8),
+        ("qwen2.5-7b", 3584, 18944, 28, 4),
+        ("qwen2.5-32b", 5120, 27648, 40, 8),
+        ("qwen2.5-72b", 8192, 29568, 64, 8),
+        ("deepseek-67b", 8192, 22016, 64, 8),
+    )
 }
 """Sizes of models by name, from their published configurations."""
 

@@ -7,6 +7,7 @@ Exact attention of its sampled query tokens is computed in fp64 on the device of
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nostall.core.errors import MissingPart
 from nostall.core.measurement import Comparison
 from nostall.core.search import Budget
 from nostall.gpu.clock import Clock, ReplayClock, Run
@@ -31,10 +31,10 @@ from nostall.serving.attention.launch import (
     PagedCache,
 )
 from nostall.serving.attention.rules import PLANS, BatchKind, Kind, plan_for
-from nostall.serving.attention.space import FAILURES, PlanObjective, PlanSpace
-from nostall.serving.attention.winners.plan_store import PlanKey, record_of, save_plan
+from nostall.serving.attention.space import FAILURES, PlanObjective, PlanSpace, plan_fields
+from nostall.serving.attention.winners.plan_store import PlanKey, PlanRecord, save_plan
 from nostall.serving.batch.ragged import RaggedBatch, pack_trees
-from nostall.serving.errors import BadBatch
+from nostall.serving.errors import BadBatch, current_gpu
 from nostall.serving.tables.columns import REDUCTIONS, UNITS
 from nostall.serving.tables.host import build_tables
 
@@ -273,12 +273,11 @@ def rule_space(rule: AttentionPlan, shape: AttentionShape) -> PlanSpace:
 def search_on_gpu(
     batch: RaggedBatch, name: str, shape: AttentionShape, dtype: str, seconds: float, seed: int
 ) -> Outcome:
-    """Search on the current GPU, and store the winner. Raises :class:`MissingPart` without one.
+    """Search on the current GPU, and store the winner. Raises ``MissingPart`` without one.
 
     ``dtype``: bfloat16 or float16. ``name``: the batch's name in the record.
     """
-    if not torch.cuda.is_available():
-        raise MissingPart("no GPU is present; run this command on the GPU that will serve")
+    gpu = current_gpu()
     device = torch.device("cuda", torch.cuda.current_device())
     described = kind_of(batch)
     kind = described.kind(shape.group)
@@ -291,7 +290,14 @@ def search_on_gpu(
     compared = found.comparison
     if found.plan is None or compared is None:
         return Outcome(kind, found, None)
-    key = PlanKey.of(shape, dtype, kind, str(torch.cuda.get_device_name(device)))
-    ratios = (compared.ratio, compared.low, compared.high)
-    record = record_of(key, found.plan, name, ratios, found.samples, found.evaluations)
+    record = PlanRecord(
+        key=PlanKey.of(shape, dtype, kind, gpu),
+        plan=json.loads(json.dumps(plan_fields(found.plan))),
+        batch=name,
+        ratio=compared.ratio,
+        low=compared.low,
+        high=compared.high,
+        samples=tuple(map(tuple, found.samples)),
+        evaluations=found.evaluations,
+    )
     return Outcome(kind, found, save_plan(record))
