@@ -28,7 +28,6 @@ from nostall.serving.tables.orders import (
     sort_as_given,
 )
 from nostall.serving.tables.prefix.device_leaders import arrange_forest, find_leaders
-from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import DEVICE_ORDERS, TableCapacity, TableSettings
 
 _DEALS = {
@@ -98,14 +97,12 @@ class Totals(NamedTuple):
     """Modelled time of each program that shared prefixes saved."""
 
 
-@dataclass(frozen=True)
-class Prefixes:
-    """Where the shared prefixes of a batch come from: arrays of the host, or a block table."""
+class Prefixes(NamedTuple):
+    """Where the shared prefixes of a batch are found."""
 
-    given: SharedPrefixes | None = None
-    block_table: Any = None
+    block_table: Any
     """int32 tensor (S, pages)."""
-    page_size: int = 16
+    page_size: int
 
 
 class KernelLaunch(NamedTuple):
@@ -206,8 +203,8 @@ class DeviceBuilder:
 
         ``query_starts`` is int32 (S + 1,): the first packed query row of each sequence, and the
         total; ``kv_lengths`` is int32 (S,), S at most the capacity. A batch that does not fit gets
-        no unit; ``tables.to_host`` then raises with the capacity needed. A batch of which only the
-        shared prefixes do not fit is built without them.
+        no unit, and the counts that it needs. A batch of which only the shared prefixes do not fit
+        is built without them.
         """
         sequences = len(kv_lengths)
         if sequences > self.capacity.sequences:
@@ -218,24 +215,14 @@ class DeviceBuilder:
         # Without prefixes the kernel is one that does not look for any.
         least = self.least_prefix if prefixes is not None and sequences else 0
         if least and prefixes is not None:
-            self._arrange(query_starts, kv_lengths, prefixes)
-        self.tables_launch(least)(self.grid, query_starts, kv_lengths, sequences)
-        return self.tables
-
-    def _arrange(self, query_starts: Any, kv_lengths: Any, prefixes: Prefixes) -> None:
-        """Fill the forest of a batch with sequences."""
-        forest, count = self._forest, len(kv_lengths)
-        if prefixes.given is not None:
-            forest.leaders[:count].copy_(torch.from_numpy(prefixes.given.leaders))
-            forest.tokens[:count].copy_(torch.from_numpy(prefixes.given.tokens))
-            forest.branch_costs.zero_()
-            forest.branch_tokens.zero_()
-        else:
             table = prefixes.block_table
             self.leaders_launch(prefixes.page_size)(
-                count, table, query_starts, kv_lengths, count, table.shape[1], table.stride(0)
-            )
-        self.forest_launch()(count, query_starts, count)
+                sequences, table, query_starts, kv_lengths, sequences, *table.shape[1:],
+                table.stride(0),
+            )  # fmt: skip
+            self.forest_launch()(sequences, query_starts, sequences)
+        self.tables_launch(least)(self.grid, query_starts, kv_lengths, sequences)
+        return self.tables
 
     def leaders_launch(self, page_size: int) -> KernelLaunch:
         """Finds leaders in a block table; a program for each sequence."""
