@@ -159,11 +159,3 @@ class TileSet:
                 f"{self.heights[-1]} rows; give a tile height of at least {group}"
             )
         return tuple(height // group for height in self.heights)
-
-    def tile_of(self, query_length: int, group: int) -> int:
-        """Index of the tile that a sequence takes: the first that fits, otherwise the last."""
-        rows = query_length * group
-        for tile, height in enumerate(self.heights):
-            if max(group, rows) <= height:
-                return tile
-        return len(self.heights) - 1

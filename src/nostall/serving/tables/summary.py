@@ -20,7 +20,7 @@ from nostall.serving.tables.columns import (
     TILE,
 )
 from nostall.serving.tables.costs import FRACTION_BITS, MAX_COST_NS
-from nostall.serving.tables.cut_rules import cut_rules
+from nostall.serving.tables.cut_rules import cut_rules, tile_of
 from nostall.serving.tables.prefix.forest import (
     FIRST_PREFIX_ROW,
     FOREST_COLUMNS,
@@ -60,7 +60,8 @@ def token_table(batch: RaggedBatch, settings: TableSettings) -> list[TokenRow]:
     forest = np.zeros((len(batch), FOREST_COLUMNS), np.int32)
     prefixes = SharedPrefixes.of(batch.prefix_groups, len(batch))
     arrange(batch.query_lengths, prefixes, forest)
-    choose_nodes(prefixes, cut_rules(settings), forest, np.zeros(len(batch), np.int64))
+    rules = cut_rules(settings)
+    choose_nodes(prefixes, rules, forest, np.zeros(len(batch), np.int64))
     rows = [
         TokenRow(
             Stage(stages[sequence]),
@@ -69,7 +70,7 @@ def token_table(batch: RaggedBatch, settings: TableSettings) -> list[TokenRow]:
             int(length),
             int(batch.kv_lengths[sequence]),
             int(shared_keys(sequence, forest)),
-            _tile(int(length), settings),
+            tile_of(int(length), rules),
         )
         for sequence, length in enumerate(batch.query_lengths)
         if length
@@ -78,15 +79,11 @@ def token_table(batch: RaggedBatch, settings: TableSettings) -> list[TokenRow]:
         shared, tokens = row[NODE_REACH] - row[NODE_START], row[NODE_TOKENS]
         if shared > 0:
             leader = int(prefixes.leaders[node])
-            start, tile = int(forest[leader, FIRST_PREFIX_ROW]), _tile(tokens, settings)
+            start, tile = int(forest[leader, FIRST_PREFIX_ROW]), tile_of(tokens, rules)
             rows.append(
                 TokenRow(Stage.PREFIX, leader, start, tokens, row[NODE_REACH], shared, tile)
             )
     return rows
-
-
-def _tile(tokens: int, settings: TableSettings) -> int:
-    return settings.tiles.tile_of(tokens, settings.group)
 
 
 @dataclass(frozen=True)
