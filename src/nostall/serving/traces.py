@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import pydantic
 
@@ -116,27 +116,22 @@ def _seconds(text: str) -> float:
     return time
 
 
-@dataclass(frozen=True)
-class _Format:
+class _Format(NamedTuple):
     """Columns of a format."""
 
     name: str
-    time: str
-    prompt: str
-    output: str
+    columns: tuple[str, str, str]
+    """Time, prompt tokens and generated tokens."""
     parse_time: Callable[[str], float]
     example: str
     """A valid time."""
 
-    @property
-    def columns(self) -> tuple[str, str, str]:
-        return self.time, self.prompt, self.output
-
 
 FORMATS = (
-    _Format("Azure LLM inference traces of 2023 and 2024", "TIMESTAMP", "ContextTokens",
-            "GeneratedTokens", _azure_time, "a time such as 2023-11-16 18:17:03.9799600"),
-    _Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", _seconds,
+    _Format("Azure LLM inference traces of 2023 and 2024",
+            ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+            _azure_time, "a time such as 2023-11-16 18:17:03.9799600"),
+    _Format("BurstGPT", ("Timestamp", "Request tokens", "Response tokens"), _seconds,
             "a time in seconds"),
 )  # fmt: skip
 
@@ -164,8 +159,8 @@ def read_csv(path: Path) -> Iterator[Request]:
 
 def _csv_request(path: Path, line: int, row: dict[str, str], form: _Format) -> Request:
     try:
-        time = form.parse_time(row[form.time])
-        prompt, output = int(row[form.prompt]), int(row[form.output])
+        text, *numbers = (row[name] for name in form.columns)
+        time, (prompt, output) = form.parse_time(text), map(int, numbers)
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise BadTrace(
             f"trace {path}, line {line}: {list(row.values())} is no request; allowed are "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import triton
 
 from nostall.serving.errors import BadTables, CapacityExceeded
 from nostall.serving.tables import device_kernel
@@ -76,13 +77,6 @@ class DeviceForest(NamedTuple):
     branch_costs: Any
     """int64: cost of a key for the branches of a node besides that of its leader."""
     branch_tokens: Any
-
-    @staticmethod
-    def empty(sequences: int, device: str) -> DeviceForest:
-        """A forest without nodes."""
-        columns = [_zeros(device, sequences) for _ in DeviceForest._fields]
-        forest = DeviceForest(*columns)
-        return forest._replace(branch_costs=forest.branch_costs.long())
 
 
 class Totals(NamedTuple):
@@ -170,14 +164,17 @@ class DeviceBuilder:
             "CLASSES": settings.cost_classes if sorts else 0,
             "DEAL": _DEALS[order.deal].value,
             "WORKERS": workers,
-            "BLOCK_S": _power_of_two(capacity.sequences),
-            "BLOCK_T": _power_of_two(capacity.tiles),
+            "BLOCK_S": max(32, triton.next_power_of_2(capacity.sequences)),
+            "BLOCK_T": max(32, triton.next_power_of_2(capacity.tiles)),
             "BLOCK_U": UNIT_BLOCK,
             "num_warps": _warps(capacity.tiles),
         }
         grid = (settings.cost_classes if sorts else 1) * workers
         state = torch.zeros(7, dtype=torch.int64, device=device)
-        forest = DeviceForest.empty(max(capacity.sequences, 1), device)
+        forest = DeviceForest(
+            *(_zeros(device, max(capacity.sequences, 1)) for _ in DeviceForest._fields)
+        )
+        forest = forest._replace(branch_costs=forest.branch_costs.long())
         return DeviceBuilder(settings, capacity, tables, grid, state, forest, constants)
 
     @property
@@ -296,8 +293,3 @@ def _constants(settings: TableSettings) -> dict[str, Any]:
 
 def _zeros(device: str, *size: int) -> Any:
     return torch.zeros(size, dtype=torch.int32, device=device)
-
-
-def _power_of_two(size: int) -> int:
-    """The least power of two that is at least ``size`` and 32."""
-    return max(1 << (size - 1).bit_length() if size > 1 else 1, 32)
