@@ -136,16 +136,10 @@ def unit_costs(tables: TaskTables, settings: TableSettings) -> Int64s:
     return np.asarray(np.clip(scaled, 1, MAX_COST_NS), np.int64)
 
 
-def program_loads(tables: TaskTables, costs: Int64s) -> Int64s:
-    """Cost of each program in ns, shape (programs,)."""
-    ends = np.concatenate([[0], np.cumsum(costs)])[tables.used_offsets]
-    return np.diff(ends)
-
-
 def summarize(batch: RaggedBatch, tables: TaskTables, settings: TableSettings) -> TableSummary:
     """The summary of the tables of a batch."""
     costs = unit_costs(tables, settings)
-    loads = program_loads(tables, costs) / 1e3
+    loads = np.diff(np.concatenate([[0], np.cumsum(costs)])[tables.used_offsets]) / 1e3
     units, reductions, scratch_rows, programs, *_ = (int(count) for count in tables.counts)
     return TableSummary(
         settings.order,
