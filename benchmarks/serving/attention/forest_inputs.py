@@ -31,10 +31,9 @@ from nostall.serving.attention.winners.on_gpu import (
     sample_tokens,
 )
 from nostall.serving.batch.ragged import RaggedBatch, pack_trees
-from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import PREFIX_ROWS, REDUCTIONS, SAVED_NS, SCRATCH_ROWS, UNITS
 from nostall.serving.tables.device import DeviceBuilder, Prefixes
-from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.host import HostBuilder, bounded_capacity, needed_capacity
 from nostall.serving.tables.prefix.leaders import NO_PREFIXES
 from nostall.serving.tables.settings import TableSettings, TaskTables
 

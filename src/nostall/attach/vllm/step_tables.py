@@ -26,7 +26,6 @@ from nostall.serving.attention.launch import (
     PagedCache,
     Scales,
 )
-from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import (
     COUNTS,
     PREFIX_COLUMNS,
@@ -36,7 +35,7 @@ from nostall.serving.tables.columns import (
     UNITS,
 )
 from nostall.serving.tables.device import DeviceTables
-from nostall.serving.tables.host import HostBuilder
+from nostall.serving.tables.host import HostBuilder, bounded_capacity
 from nostall.serving.tables.settings import TaskTables
 
 QUEUE_WORDS = 4

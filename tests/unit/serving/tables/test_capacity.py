@@ -11,10 +11,9 @@ from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.rules import BatchKind, plan_for
 from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import BadTables
-from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import PREFIX_ROWS, SAVED_NS
 from nostall.serving.tables.costs import TileSet
-from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.host import HostBuilder, bounded_capacity, needed_capacity
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings
 from tests.unit.serving.tables import batches
