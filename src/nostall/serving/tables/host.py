@@ -123,8 +123,9 @@ class HostBuilder:
             self._costs, units, self.settings.programs, tables.program_offsets, self._places
         )
         tables.program_offsets[programs + 1 :] = units
-        is_shared = prefix_rows > 0
-        _fill(tiles, self._places, rules, is_shared, tables)
+        _fill_tables(tiles, self._places, rules, tables.tasks, tables.reductions)
+        if prefix_rows > 0:
+            _fill_prefix_rows(tiles, rules, tables.prefix_rows)
         tables.counts[:] = (units, reductions, scratch_rows, programs, prefix_rows, saved)
         return tables
 
@@ -243,14 +244,6 @@ def build_tables(batch: RaggedBatch, settings: TableSettings) -> TaskTables:
 def _costs_by_rank(tiles: Int32s, costs: Int32s) -> None:
     for row in tiles:
         costs[row[TILE_RANK] : row[TILE_RANK] + row[TILE_UNITS]] = row[TILE_COST]
-
-
-def _fill(
-    tiles: Int32s, places: Int32s, rules: CutRules, is_shared: bool, tables: TaskTables
-) -> None:
-    _fill_tables(tiles, places, rules, tables.tasks, tables.reductions)
-    if is_shared:
-        _fill_prefix_rows(tiles, rules, tables.prefix_rows)
 
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]

@@ -265,11 +265,6 @@ class TritonVariants:
             ctypes.CDLL("libcuda.so.1").cuModuleUnload(ctypes.c_void_p(module))
 
 
-def is_refused_launch(error: RuntimeError) -> bool:
-    """Whether an error says that a launch did not start, such as for too many registers."""
-    return any(part in str(error).lower() for part in _REFUSED)
-
-
 Replay = Callable[[], object]
 _PROBES = 5
 """Samples that say how long a step takes."""
@@ -374,7 +369,7 @@ class StepEvaluator:
         try:
             outcome = use(candidate)
         except RuntimeError as error:
-            if not is_refused_launch(error):
+            if not any(part in str(error).lower() for part in _REFUSED):
                 raise  # the context may be broken: the worker ends
             outcome = Outcome("rejected", detail=str(error))
         self.variants.unload(candidate)
