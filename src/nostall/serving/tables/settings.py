@@ -18,11 +18,7 @@ from nostall.serving.tables.columns import (
     TASK_COLUMNS,
     UNITS,
 )
-from nostall.serving.tables.costs import (
-    CostTable,
-    TileSet,
-    modelled_costs,
-)
+from nostall.serving.tables.costs import CostTable, TileSet, modelled_costs
 
 Int32s = NDArray[np.int32]
 ORDER_NAMES = ("given", "snake", "lpt", "sorted", "paired")
