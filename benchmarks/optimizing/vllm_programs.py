@@ -1,12 +1,14 @@
 """A program around vLLM's ``LLM`` as written, and with what `nostall optimize` proves of it.
 
     python -m benchmarks run optimizing.vllm --out OUT.json [--workloads shared] [--minutes 4]
-        [--limit 230] [--model FOLDER]
+        [--limit 290] [--model FOLDER]
 
 `nostall optimize` starts ``engines/vllm_offline.py`` several times, as written and with other
 engine arguments in turns.  Then it runs under `nostall apply --bundle` if seconds are left, and the
-lines of its calls are kept.  Without ``--model``, a Llama of 8 layers of the shape of
-Llama-3-8B with random weights is made, for vLLM's GPU build.
+lines of its calls are kept.  One start as written and one with a change give a row, "undecided";
+two of each decide: ``--limit`` needs two starts for the first and four for the second (a start took
+109 s to its first call in ``results/vllm_h200.json``).  Without ``--model``, a Llama of 8 layers of
+the shape of Llama-3-8B with random weights is made, for vLLM's GPU build.
 """
 
 from __future__ import annotations

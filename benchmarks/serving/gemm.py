@@ -47,8 +47,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Measure all layers; prints geometric means; returns 1 if there is no result."""
-    from nostall.serving.gemm.gpu_layer import GpuLayer, current_gpu, library_versions
-    from nostall.serving.gemm.linear import new_scratch
+    from nostall.serving.errors import current_gpu
+    from nostall.serving.gemm.gpu_layer import GpuLayer, library_versions
+    from nostall.serving.gemm.linear import Scratch
 
     gpu, versions = current_gpu(), library_versions()
     tables: dict[LinearShape, GemmTable] = {}
@@ -57,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
     rows = [int(word) for word in options.rows.split(",")]
     layers = layers_of(options.models.split(","))
     end = time.monotonic() + options.budget_s
-    scratch, points = new_scratch(), []
+    scratch, points = Scratch.on("cuda"), []
     for index, (name, shape) in enumerate(layers.items()):
         until = time.monotonic() + (end - time.monotonic()) / (len(layers) - index)
         layer = GpuLayer.of(shape, max(rows), scratch)

@@ -22,8 +22,8 @@ from nostall.serving.batch.examples import EXAMPLES, Draw, draw_batch, example
 from nostall.serving.batch.ragged import RaggedBatch
 from nostall.serving.tables.costs import TileSet
 from nostall.serving.tables.host import HostBuilder, needed_capacity
-from nostall.serving.tables.orders import ORDERS, device_orders
-from nostall.serving.tables.settings import TableSettings
+from nostall.serving.tables.orders import ORDERS
+from nostall.serving.tables.settings import DEVICE_ORDERS, TableSettings
 
 HEADS, KV_HEADS = 32, 8
 PROGRAMS = 264
@@ -117,7 +117,7 @@ def main(options: argparse.Namespace) -> int:
             host_samples(builder, batch, 100)  # compiles, and warms caches
             host = summary(host_samples(builder, batch, options.samples))
             device = None
-            if gpu and order in device_orders():
+            if gpu and order in DEVICE_ORDERS:
                 device = device_result(settings, batch, builder, 100)
             results.append(
                 {

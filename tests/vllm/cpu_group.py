@@ -57,7 +57,7 @@ class HostTables(StepTables):
 
     def attend(self, query: Any, cache: Any, out: Any, batch: Any) -> None:
         lengths = batch.kv_lengths.numpy().astype(np.int32)
-        host = HostBatch(batch.query_starts.numpy(), lengths, batch.block_table, {})
+        host = HostBatch(batch.query_starts.numpy(), lengths, batch.block_table)
         execute(self.shape, self.last, host, *exact(query, cache), out)
 
 
@@ -94,7 +94,7 @@ class HostGroupedTables(GroupedStepTables):
 
     def attend(self, query: Any, cache: Any, out: Any, batch: Any) -> None:
         lengths = batch.kv_lengths.numpy().astype(np.int32)
-        host = HostBatch(batch.query_starts.numpy(), lengths, batch.block_table, {})
+        host = HostBatch(batch.query_starts.numpy(), lengths, batch.block_table)
         shape = replace(self.shape, has_prefixes=True)
         execute(shape, self.last, host, *exact(query, cache), out)
 

@@ -21,13 +21,13 @@ def main() -> None:
     options = parser.parse_args()
     llm = LLM(
         model=options.folder, skip_tokenizer_init=True, dtype="float32", max_model_len=1024,
-        max_num_seqs=64, enforce_eager=True, enable_prefix_caching=False,
-        kv_cache_memory_bytes=1 << 29,
+        max_num_seqs=64, max_num_batched_tokens=8192, enforce_eager=True,
+        enable_prefix_caching=False, kv_cache_memory_bytes=1 << 29,
     )  # fmt: skip
     draw = random.Random(0)
     shared = [draw.randrange(3, 512) for _ in range(960)]
     prompts = [
-        {"prompt_token_ids": shared + [draw.randrange(3, 512) for _ in range(8)]} for _ in range(64)
+        {"prompt_token_ids": shared + [draw.randrange(3, 512) for _ in range(8)]} for _ in range(32)
     ]
     sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, detokenize=False)
     for _ in range(options.calls):

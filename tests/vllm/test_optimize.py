@@ -40,7 +40,7 @@ def test_prefix_caching_is_proven_and_applied(tmp_path: Path) -> None:
     from generate import save_model
 
     save_model(tmp_path / "model")
-    done = run(tmp_path, "optimize", "--minutes", "15", "--out", str(tmp_path / "out"))
+    done = run(tmp_path, "optimize", "--minutes", "8", "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["watched"]["step_is"] == "one call of LLM.generate of vLLM"

@@ -26,15 +26,14 @@ from nostall.serving.attention.rules import PLANS, BatchKind, plan_for
 from nostall.serving.attention.winners.on_gpu import (
     ROTATED_BYTES,
     GpuBatch,
-    device_table,
+    batch_tensors,
     exact_token,
     sample_tokens,
 )
 from nostall.serving.batch.ragged import RaggedBatch, pack_trees
-from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import PREFIX_ROWS, REDUCTIONS, SAVED_NS, SCRATCH_ROWS, UNITS
 from nostall.serving.tables.device import DeviceBuilder, Prefixes
-from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.host import HostBuilder, bounded_capacity, needed_capacity
 from nostall.serving.tables.prefix.leaders import NO_PREFIXES
 from nostall.serving.tables.settings import TableSettings, TaskTables
 
@@ -216,9 +215,7 @@ def _inputs(ragged: RaggedBatch, shape: AttentionShape) -> GpuBatch:
     copies = min(max(2, -(-ROTATED_BYTES // (4 * int(np.prod(size))))), MOST_COPIES)
     caches = tuple(PagedCache(draw(*size), draw(*size)) for _ in range(copies))
     query = draw(len(ragged), shape.heads, shape.head_dim)
-    tensors = BatchTensors.of(
-        ragged.query_starts, ragged.kv_lengths, device_table(ragged), pack_trees(ragged), DEVICE
-    )
+    tensors = batch_tensors(ragged, DEVICE)
     tokens = sample_tokens(ragged, 24)
     exact = torch.stack([exact_token(ragged, shape, query, caches[0], int(t)) for t in tokens])
     return GpuBatch(

@@ -11,7 +11,7 @@ from benchmarks.harness.result_file import load, results
 from benchmarks.harness.template import render, source
 from benchmarks.serving.attention.prefix_forests import BANDWIDTH
 from benchmarks.serving.engine.rollout_workloads import Workload, compare, parse_workload
-from nostall.attach.rollouts.job import rate, rate_with_prompts, rates, whole_rate
+from nostall.attach.rollouts.job import rate, rates, whole_rate
 from nostall.core.measurement import Comparison
 
 FOLDER = results("serving")
@@ -119,7 +119,10 @@ def _whole_generations(pairs: list[tuple[Row, Row]]) -> str:
     """Token rates with the start and the end of the generations, and with their prompts."""
     rows = []
     for base, custom in pairs:
-        whole, prompts = ([f(custom), f(base)] for f in (whole_rate, rate_with_prompts))
+        whole, prompts = (
+            [whole_rate(each, with_prompts=with_prompts) for each in (custom, base)]
+            for with_prompts in (False, True)
+        )
         if None not in whole + prompts:
             cells = [f"{ours:,.0f} ({ours / theirs:.2f})" for ours, theirs in (whole, prompts)]
             rows.append([parse_workload(base["workload"]).name, *cells])

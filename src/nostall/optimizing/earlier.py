@@ -93,9 +93,9 @@ class Earlier(_Part):
     attempts: tuple[EarlierAttempt, ...]
 
     def attempt(self, level: Level) -> Attempt | None:
-        """The earlier attempt of a level; None if it was not tried."""
+        """The earlier attempt of a level; None if it was not tried, or not to its end."""
         for found in self.attempts:
-            if found.change == level.change:
+            if found.change == level.change and found.outcome != "undecided":
                 proof = found.proof
                 return Attempt(
                     level, found.outcome, f"{found.reason} (earlier run)", found.result_class,

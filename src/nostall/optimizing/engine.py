@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from statistics import median
@@ -204,10 +204,11 @@ class EngineJob:
             return
         for level in self.result.levels:
             if level.change and level.name not in tried:
-                attempt = self._attempt(level)
-                self.result.attempts.append(attempt)
-                save(self.result)
-                self.say(f"{level.name}: {attempt.outcome}, {attempt.reason}")
+                for attempt in self._attempt(level):
+                    others = (a for a in self.result.attempts if a.level is not level)
+                    self.result.attempts = [*others, attempt]
+                    save(self.result)
+                    self.say(f"{level.name}: {attempt.outcome}, {attempt.reason}")
         if self.result.kept:
             self._together()
 
@@ -225,29 +226,35 @@ class EngineJob:
         """Names of the kept changes."""
         return tuple(attempt.level.name for attempt in self.result.kept)
 
-    def _attempt(self, level: Level) -> Attempt:
+    def _attempt(self, level: Level) -> Iterator[Attempt]:
+        """The attempt as its first start shows it, and then as all its starts do."""
         try:
-            return self._measure(level)
+            yield from self._measure(level)
         except ProgramEnded as end:
-            return Attempt(level, "refused", f"no call was measured: {end}", CLASSES[1])
+            yield Attempt(level, "refused", f"no call was measured: {end}", CLASSES[1])
 
-    def _measure(self, level: Level) -> Attempt:
+    def _measure(self, level: Level) -> Iterator[Attempt]:
         base, arm = self.kept, (*self.kept, level.name)
         self._have(arm, 1)
         refusal, tokens = self._results(arm)
         if refusal:
-            return Attempt(level, "refused", refusal, CLASSES[3])
+            yield Attempt(level, "refused", refusal, CLASSES[3])
+            return
         proof = self._prove(base, arm, 1)
         assert proof.comparison is not None
+        shown = interval(proof.comparison)
         if proof.comparison.ratio < PROMISING:
-            reason = f"not faster in its first start: {interval(proof.comparison)}"
-            return Attempt(level, "dropped", reason, CLASSES[1], proof)
+            reason = f"not faster in its first start: {shown}"
+            yield Attempt(level, "dropped", reason, CLASSES[1], proof)
+            return
+        reason = f"{shown} times as fast in one start; {STARTS} with and without it decide"
+        yield Attempt(level, "undecided", reason, CLASSES[1], proof)
         self._have(base, STARTS)
         self._have(arm, STARTS)
         proof = self._prove(base, arm, STARTS)
         outcome, reason = outcome_of(proof)
         ready = self.runs[arm][-1]["ready_seconds"]
-        return Attempt(level, outcome, f"{reason}; {tokens}", CLASSES[1], proof, ready)
+        yield Attempt(level, outcome, f"{reason}; {tokens}", CLASSES[1], proof, ready)
 
     def _together(self) -> None:
         """Measure all kept changes beside the original, in more starts if time is left."""
@@ -281,9 +288,12 @@ class EngineJob:
             self.runs[arm].append(engine)
 
     def _settings(self, arm: Arm) -> dict[str, Any]:
-        arguments = dict(argument(self.changes[name]) for name in arm)
-        repeats = len(self.first["samples"])
-        return {"arguments": arguments, "call": self.first["call"], "repeats": repeats}
+        """Of the next start; probabilities are compared in the first start of an arm alone."""
+        return {
+            "arguments": dict(argument(self.changes[name]) for name in arm),
+            "call": self.first["call"], "repeats": len(self.first["samples"]),
+            "batches": 0 if self.runs[arm] else 1,
+        }  # fmt: skip
 
     def _prove(self, base: Arm, arm: Arm, starts: int) -> Proof:
         """Compare the last starts of two arms."""

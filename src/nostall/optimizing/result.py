@@ -17,7 +17,8 @@ CLEAR = 1.05
 """Times the null's upper end from which the first rounds of blocks decide for a change."""
 SMALL_GAIN = 1.01
 """Upper end of an interval below which the first rounds of blocks decide against a change."""
-Outcome = Literal["kept", "replaced", "dropped", "refused"]
+Outcome = Literal["kept", "replaced", "dropped", "refused", "undecided"]
+"""Of an attempt; *undecided*: the time was up before enough starts were measured."""
 
 
 @dataclass(frozen=True)

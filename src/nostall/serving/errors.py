@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nostall.core.errors import BadInput
+from nostall.core.errors import BadInput, MissingPart
 
 
 class BadBatch(BadInput):
@@ -23,3 +23,12 @@ class BadPlan(BadInput):
 
 class BadSchedule(BadInput):
     """Limits or a policy of the scheduler, or step costs of the simulator, cannot be used."""
+
+
+def current_gpu() -> str:
+    """Name of the current GPU.  Raises :class:`MissingPart` without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MissingPart("no GPU is present; run this command on the GPU that will serve")
+    return str(torch.cuda.get_device_name())

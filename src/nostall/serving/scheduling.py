@@ -13,10 +13,8 @@ Both cut long prompts into chunks and compute at most ``budget`` tokens.
 
 Prefix tree of KV blocks: prompts share the blocks of equal prefixes (automatic prefix caching).
 
-A node is one block, named by the symbols (tokens, or hashes of tokens) that it holds. A sequence
-holds a *lease*: the path of shared blocks that its prompt matches, and blocks of its own behind
-them. Where the prompt differs inside a block, the lease gets a copy of that block (copy-on-write;
-XY-Serve, arXiv:2412.18106, section 2.5) and re-computes from the first different symbol.
+A node is one block, named by the hash of its tokens. A sequence holds a *lease*: the path of shared
+blocks that its prompt matches, and blocks of its own behind them.
 
 Each block is in one of three places: free, in the tree, or in one lease. A block of the tree counts
 the leases that hold it; one that none holds stays until its space is needed, least recently used
@@ -134,48 +132,19 @@ def _admit(queues: Queues, limits: Limits, budget: int) -> Int64s:
     return taken[: int(np.count_nonzero(taken))]
 
 
-Symbols = tuple[int, ...]
-
-
 @dataclass(eq=False)
 class Node:
     """A block of the tree."""
 
     block: int
-    symbols: Symbols
-    """At most ``block_symbols``; fewer only in a leaf."""
+    symbol: int
+    """Hash of its tokens."""
     parent: Node | None
-    children: dict[int, list[Node]] = field(default_factory=dict[int, "list[Node]"])
-    """Children by their first symbol."""
+    children: dict[int, Node] = field(default_factory=dict[int, "Node"])
+    """Children by their symbol."""
     holders: int = 0
     """Leases that hold the block."""
     last_used: int = 0
-
-
-@dataclass(frozen=True)
-class Match:
-    """The longest cached prefix of a sequence."""
-
-    path: tuple[Node, ...]
-    """Nodes whose blocks are full and match entirely."""
-    partial: Node | None
-    """A child of the last node of the path that matches in its first symbols."""
-    partial_symbols: int
-    """How many symbols of ``partial`` match."""
-
-    @property
-    def symbols(self) -> int:
-        """Symbols of the prefix."""
-        return sum(len(node.symbols) for node in self.path) + self.partial_symbols
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A copy of the first symbols of a block into a block of the lease."""
-
-    source: int
-    target: int
-    symbols: int
 
 
 @dataclass(eq=False)
@@ -184,9 +153,6 @@ class Lease:
 
     path: list[Node]
     own: list[int]
-    matched: int
-    """Symbols that are cached at the start, those of the copy included."""
-    copy: Copy | None = None
 
     @property
     def blocks(self) -> list[int]:
@@ -197,14 +163,10 @@ class Lease:
 class PrefixTree:
     """A pool of blocks, and the tree of those that hold a prefix."""
 
-    def __init__(self, blocks: int, block_symbols: int) -> None:
-        if blocks < 1 or block_symbols < 1:
-            raise BadSchedule(
-                f"a prefix tree of {blocks} blocks of {block_symbols} symbols; allowed are 1 or "
-                "more of each"
-            )
-        self.block_symbols = block_symbols
-        self.root = Node(-1, (), None)
+    def __init__(self, blocks: int) -> None:
+        if blocks < 1:
+            raise BadSchedule(f"a prefix tree of {blocks} blocks; allowed are 1 or more")
+        self.root = Node(-1, -1, None)
         self._blocks = blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._idle: list[tuple[int, int, Node]] = []
@@ -223,53 +185,27 @@ class PrefixTree:
         """Blocks in leases; one that several leases share counts once."""
         return self._blocks - self.available
 
-    def match(self, symbols: Sequence[int]) -> Match:
-        """The longest cached prefix of a sequence. Changes nothing."""
+    def match(self, symbols: Sequence[int]) -> list[Node]:
+        """The path of the longest cached prefix of a sequence. Changes nothing."""
         path: list[Node] = []
-        node, place = self.root, 0
-        while place < len(symbols):
-            rest = tuple(symbols[place : place + self.block_symbols])
-            best, shared = self._longest_child(node, rest)
-            if best is None or shared < self.block_symbols:
-                return Match(tuple(path), best, shared)
-            path.append(best)
-            node, place = best, place + self.block_symbols
-        return Match(tuple(path), None, 0)
+        node = self.root
+        for symbol in symbols:
+            child = node.children.get(symbol)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        return path
 
-    def begin(self, match: Match, *, copies_partial: bool, most: int | None = None) -> Lease | None:
-        """A lease of at most ``most`` matched symbols; None if no block is left for a copy.
-
-        With ``copies_partial`` a block that matches in part is copied; otherwise it is left out. A
-        full block beyond ``most`` is treated as one that matches in part. The match must be newer
-        than the last eviction.
-        """
-        nodes = (*match.path, *([match.partial] if match.partial else []))
-        if any(node.parent is None for node in nodes):
+    def begin(self, path: Sequence[Node]) -> Lease:
+        """A lease of matched blocks; the match must be newer than the last eviction."""
+        if any(node.parent is None for node in path):
             raise BadSchedule(
                 "a block of this match was evicted after the match; match the sequence again"
             )
-        path, partial, shared = list(match.path), match.partial, match.partial_symbols
-        if most is not None and match.symbols > most:
-            full = most // self.block_symbols
-            if full < len(path):
-                partial = path[full]
-                path = path[:full]
-            shared = most - full * self.block_symbols
-        if not copies_partial or not shared:
-            partial, shared = None, 0
         for node in path:
             self._hold(node)
-        lease = Lease(path, [], len(path) * self.block_symbols + shared)
-        if partial is None:
-            return lease
-        self._hold(partial)  # its block must survive until it is copied
-        is_reserved = self.reserve(lease, 1)
-        self._let_go(partial)
-        if not is_reserved:
-            self.end(lease)
-            return None
-        lease.copy = Copy(partial.block, lease.own[0], shared)
-        return lease
+        return Lease(list(path), [])
 
     def reserve(self, lease: Lease, blocks: int) -> bool:
         """Give a lease more own blocks, evicting idle ones; False (and no block) without space."""
@@ -282,59 +218,35 @@ class PrefixTree:
         return True
 
     def publish(self, lease: Lease, symbols: Sequence[int]) -> None:
-        """Share the full blocks of a sequence whose first ``symbols`` are computed.
+        """Share the blocks of a sequence whose first ``symbols`` are computed.
 
         Own blocks move to the tree. One whose content the tree already has is freed, and the lease
         holds the tree's block instead.
         """
-        full = min(len(symbols) // self.block_symbols, len(lease.path) + len(lease.own))
+        full = min(len(symbols), len(lease.path) + len(lease.own))
         while len(lease.path) < full:
-            place = len(lease.path) * self.block_symbols
-            content = tuple(symbols[place : place + self.block_symbols])
-            lease.path.append(self._adopt(lease, content))
+            lease.path.append(self._adopt(lease, symbols[len(lease.path)]))
 
     def end(self, lease: Lease, symbols: Sequence[int] = ()) -> None:
-        """Give up a lease. The blocks that ``symbols`` fill stay cached, the last one in part."""
+        """Give up a lease. The blocks that ``symbols`` name stay cached."""
         self.publish(lease, symbols)
-        rest = tuple(symbols[len(lease.path) * self.block_symbols :])[: self.block_symbols]
-        if rest and lease.own and self._exact_child(self._last(lease), rest) is None:
-            lease.path.append(self._adopt(lease, rest))
         self._free.extend(reversed(lease.own))
         lease.own.clear()
         for node in reversed(lease.path):
             self._let_go(node)
         lease.path.clear()
 
-    def _last(self, lease: Lease) -> Node:
-        return lease.path[-1] if lease.path else self.root
-
-    def _adopt(self, lease: Lease, content: Symbols) -> Node:
+    def _adopt(self, lease: Lease, symbol: int) -> Node:
         """Move the lease's first own block below its last node; returns the node, held."""
-        parent, block = self._last(lease), lease.own.pop(0)
-        node = self._exact_child(parent, content)
+        parent, block = lease.path[-1] if lease.path else self.root, lease.own.pop(0)
+        node = parent.children.get(symbol)
         if node is None:
-            node = Node(block, content, parent)
-            parent.children.setdefault(content[0], []).append(node)
+            node = parent.children[symbol] = Node(block, symbol, parent)
             self._evictable += 1  # until it is held
         else:
             self._free.append(block)
         self._hold(node)
         return node
-
-    def _exact_child(self, node: Node, content: Symbols) -> Node | None:
-        for child in node.children.get(content[0], ()):
-            if child.symbols == content:
-                return child
-        return None
-
-    def _longest_child(self, node: Node, rest: Symbols) -> tuple[Node | None, int]:
-        """The child with the most symbols in common with ``rest``, and how many."""
-        best, most = None, 0
-        for child in node.children.get(rest[0], ()):
-            shared = _shared(child.symbols, rest)
-            if shared > most:
-                best, most = child, shared
-        return best, most
 
     def _hold(self, node: Node) -> None:
         self._evictable -= not node.holders
@@ -366,19 +278,8 @@ class PrefixTree:
                 and parent is not None
             ):
                 break
-        siblings = parent.children[node.symbols[0]]
-        siblings.remove(node)
-        if not siblings:
-            del parent.children[node.symbols[0]]
+        del parent.children[node.symbol]
         node.parent = None
         self._free.append(node.block)
         self._evictable -= 1
         self._offer(parent)
-
-
-def _shared(left: Symbols, right: Symbols) -> int:
-    """Length of the common prefix."""
-    for place, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return place
-    return min(len(left), len(right))

@@ -14,14 +14,14 @@ A request of a trace, and the reader that recognises a trace file's format.
 from __future__ import annotations
 
 import csv
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import pydantic
 
@@ -48,32 +48,42 @@ class Request:
 
 HASH_BLOCK = 512
 """Prompt tokens of a hash of the Mooncake traces."""
-Reader = Callable[[Path, int | None], list[Request]]
+MAX_SECONDS = 1e11
+"""Largest time, some 3,000 years; milliseconds since 1970 in a column of seconds are above it."""
+MAX_TOKENS = 1 << 24
+"""Most prompt or generated tokens of a request."""
 
 
 def load_requests(path: Path, limit: int | None = None) -> list[Request]:
     """The first ``limit`` requests of a trace file, by arrival.
 
-    A file whose first requests are not sorted is read to its end.
+    A file is read to its end if the first requests and the one behind them are not sorted.
 
     Formats: CSV of the Azure LLM inference traces (2023 and 2024) and of BurstGPT, JSON lines of
-    the Mooncake traces. The first byte decides. Raises :class:`BadTrace` if the file has another
-    format or no request.
+    the Mooncake traces. The first character decides. Raises :class:`BadTrace` if the file has
+    another format or no request.
     """
 
     check_content(path, BadTrace)
     with path.open("rb") as file:
-        first = file.read(2)
-    if first == b"\x1f\x8b":
+        first = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if first.startswith(b"\x1f\x8b"):
         raise BadTrace(
             f"trace {path} is compressed with gzip; run 'gunzip -k' on it and give the result"
         )
-    reader: Reader = read_mooncake if first.startswith(b"{") else read_csv
-    requests = reader(path, None if limit is None else limit + 1)
+    if first.startswith(b"["):
+        raise BadTrace(
+            f"trace {path} is one JSON array; allowed are JSON lines (Mooncake: timestamp, "
+            "input_length, output_length) and CSV; 'jq -c .[]' writes each element in a line"
+        )
+    rows = (read_mooncake if first.startswith(b"{") else read_csv)(path)
+    requests = list(islice(rows, limit))
     if limit is not None:
-        if any(first.arrival_s > second.arrival_s for first, second in pairwise(requests)):
-            requests = sorted(reader(path, None), key=lambda request: request.arrival_s)
-        requests = requests[:limit]
+        behind: list[Request] = []
+        with suppress(BadTrace):  # it is not one of the requests that are asked for
+            behind = list(islice(rows, 1))
+        if any(one.arrival_s > two.arrival_s for one, two in pairwise([*requests, *behind])):
+            requests += [*behind, *rows]
     if not requests:
         raise BadTrace(f"trace {path} has no request; give a trace with one or more")
     start = min(request.arrival_s for request in requests)
@@ -81,10 +91,10 @@ def load_requests(path: Path, limit: int | None = None) -> list[Request]:
         Request(request.arrival_s - start, request.prompt, request.output, request.hashes)
         for request in requests
     ]
-    return sorted(shifted, key=lambda request: request.arrival_s)
+    return sorted(shifted, key=lambda request: request.arrival_s)[:limit]
 
 
-_TIME = re.compile(r"(.*?)(?:\.(\d+))?\s*(Z|UTC|[+-]\d\d:?\d\d)?")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T].*?)(?:\.(\d+))?\s*(Z|UTC|[+-]\d\d:?\d\d)?")
 
 
 def _azure_time(text: str) -> float:
@@ -101,92 +111,90 @@ def _azure_time(text: str) -> float:
 
 def _seconds(text: str) -> float:
     time = float(text)
-    if not math.isfinite(time):
+    if not abs(time) <= MAX_SECONDS:
         raise ValueError(text)
     return time
 
 
-@dataclass(frozen=True)
-class _Format:
+class _Format(NamedTuple):
     """Columns of a format."""
 
     name: str
-    time: str
-    prompt: str
-    output: str
+    columns: tuple[str, str, str]
+    """Time, prompt tokens and generated tokens."""
     parse_time: Callable[[str], float]
     example: str
     """A valid time."""
 
-    @property
-    def columns(self) -> tuple[str, str, str]:
-        return self.time, self.prompt, self.output
-
 
 FORMATS = (
-    _Format("Azure LLM inference traces of 2023 and 2024", "TIMESTAMP", "ContextTokens",
-            "GeneratedTokens", _azure_time, "a time such as 2023-11-16 18:17:03.9799600"),
-    _Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", _seconds,
+    _Format("Azure LLM inference traces of 2023 and 2024",
+            ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+            _azure_time, "a time such as 2023-11-16 18:17:03.9799600"),
+    _Format("BurstGPT", ("Timestamp", "Request tokens", "Response tokens"), _seconds,
             "a time in seconds"),
 )  # fmt: skip
 
 
-def read_csv(path: Path, limit: int | None = None) -> list[Request]:
-    """The first ``limit`` requests of a file. A request without generated tokens gets one."""
+def read_csv(path: Path) -> Iterator[Request]:
+    """The requests of a file. A request without generated tokens gets one."""
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         rows = csv.DictReader(file, skipinitialspace=True)
         try:
-            names = rows.fieldnames
-            for form in FORMATS:
-                if names is not None and set(form.columns) <= set(names):
-                    shown = islice(rows, limit)
-                    return [_csv_request(path, rows.line_num, row, form) for row in shown]
+            names = rows.fieldnames or ()
+            form = next((form for form in FORMATS if set(form.columns) <= set(names)), None)
+            if form is None:
+                allowed = "; ".join(f"{', '.join(each.columns)} ({each.name})" for each in FORMATS)
+                raise BadTrace(
+                    f"trace {path} begins with the columns {rows.fieldnames}; allowed are "
+                    f"{allowed}; or JSON lines (Mooncake){wrong_separator(names)}"
+                )
+            for row in rows:
+                yield _csv_request(path, rows.line_num, row, form)
         except csv.Error as error:
             raise BadTrace(
-                f"trace {path}, line {rows.line_num + 1}: {error}; it is no CSV file of requests"
+                f"trace {path}, line {rows.line_num + 1}: {error}; is a quotation mark not closed?"
             ) from error
-        allowed = "; ".join(f"{', '.join(form.columns)} ({form.name})" for form in FORMATS)
-        raise BadTrace(
-            f"trace {path} begins with the columns {names}; allowed are {allowed}; or JSON lines "
-            f"(Mooncake){wrong_separator(names or ())}"
-        )
 
 
 def _csv_request(path: Path, line: int, row: dict[str, str], form: _Format) -> Request:
     try:
-        time = form.parse_time(row[form.time])
-        prompt, output = int(row[form.prompt]), int(row[form.output])
+        text, *numbers = (row[name] for name in form.columns)
+        time, (prompt, output) = form.parse_time(text), map(int, numbers)
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise BadTrace(
             f"trace {path}, line {line}: {list(row.values())} is no request; allowed are "
             f"{form.example} and two numbers of tokens"
         ) from error
-    if prompt < 1 or output < 0:
+    if not (1 <= prompt <= MAX_TOKENS and 0 <= output <= MAX_TOKENS):
         raise BadTrace(
             f"trace {path}, line {line}: {prompt} prompt and {output} generated tokens; allowed "
-            "are 1 or more, and 0 or more"
+            f"are 1 or more, and 0 or more, each up to {MAX_TOKENS:,}"
         )
     return Request(time, prompt, max(output, 1))
 
 
-Tokens = Annotated[int, pydantic.Field(ge=0, le=1 << 24)]
+Tokens = Annotated[int, pydantic.Field(ge=0, le=MAX_TOKENS)]
 
 
 class _Line(pydantic.BaseModel):
     """One line of a trace."""
 
-    timestamp: pydantic.FiniteFloat
+    timestamp: Annotated[
+        pydantic.FiniteFloat, pydantic.Field(ge=-1e3 * MAX_SECONDS, le=1e3 * MAX_SECONDS)
+    ]
+    """Milliseconds."""
     input_length: Tokens
     output_length: Tokens
     hash_ids: list[int] = []
 
 
-def read_mooncake(path: Path, limit: int | None = None) -> list[Request]:
-    """The first ``limit`` requests of a file. A request without generated tokens gets one."""
-    requests = []
-    with path.open("rb") as file:
-        lines = ((number, text) for number, text in enumerate(file, 1) if text.strip())
-        for number, text in islice(lines, limit):
+def read_mooncake(path: Path) -> Iterator[Request]:
+    """The requests of a file. A request without generated tokens gets one."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        for number, text in enumerate(file, 1):
+            if not text.strip():
+                continue
             try:
                 line = _Line.model_validate_json(text)
             except pydantic.ValidationError as error:
@@ -194,8 +202,7 @@ def read_mooncake(path: Path, limit: int | None = None) -> list[Request]:
                     f"trace {path}, line {number}: {first_problem(error, 'the line')}; a line has "
                     "timestamp, input_length, output_length and hash_ids"
                 ) from error
-            requests.append(_mooncake_request(path, number, line))
-    return requests
+            yield _mooncake_request(path, number, line)
 
 
 def _mooncake_request(path: Path, number: int, line: _Line) -> Request:

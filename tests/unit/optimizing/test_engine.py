@@ -17,9 +17,10 @@ from nostall.attach.vllm.calls import Engines, decode_reads
 from nostall.core.errors import BadInput
 from nostall.optimizing import job
 from nostall.optimizing.bundle import bundle_environment, read_bundle, write_bundle
+from nostall.optimizing.earlier import Earlier
 from nostall.optimizing.engine import ARGUMENT, distance, engine_levels
 from nostall.optimizing.page import write_page
-from nostall.optimizing.program import ProgramEnded
+from nostall.optimizing.program import ProgramEnded, TimeIsUp
 from nostall.optimizing.recording import read_recording, write_recording
 from nostall.optimizing.result import Result
 from tests.unit.optimizing.test_diagnosis import facts
@@ -147,6 +148,30 @@ def test_a_start_that_is_no_faster_refutes_the_others() -> None:
     stages.run()
     assert result.attempts[0].outcome == "refused"
     assert "a start with it is as slow as one without" in result.attempts[0].reason
+
+
+def test_time_that_is_up_after_one_start_leaves_what_it_measured() -> None:
+    result = Result(["python"])
+    stages = job._Job(Starts(), job.Options(), print, result)  # type: ignore[arg-type]
+    asked = []
+
+    def start(settings: Mapping[str, Any], until: float) -> Any:
+        asked.append(settings["batches"])
+        if len(asked) == 2:
+            raise TimeIsUp
+        return watched(samples=[[0.5, 320], [0.51, 320], [0.49, 320]])
+
+    stages._start_engine = start  # type: ignore[method-assign]
+    with pytest.raises(TimeIsUp):
+        stages.run()
+    [attempt] = result.attempts
+    assert attempt.outcome == "undecided" and not result.kept
+    assert attempt.proof is not None and attempt.proof.comparison is not None
+    assert attempt.proof.comparison.ratio == pytest.approx(2, rel=0.01)
+    assert asked == [1, 0]  # probabilities are not generated again for the original
+    document = json.loads(json.dumps(result.as_json()))
+    earlier = Earlier.model_validate(document, strict=False)
+    assert earlier.attempt(attempt.level) is None  # --resume tries it again
 
 
 def test_programs_that_write_files_are_not_started_again_unasked() -> None:

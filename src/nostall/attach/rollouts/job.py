@@ -77,17 +77,11 @@ def repeated(row: Row) -> Iterator[Pair]:
                 yield Pair(other, turn)
 
 
-def whole_rate(row: Row) -> float | None:
-    """Tokens a second of all generations, from their first tokens to their last; None: unknown."""
-    return _whole(row, with_prompts=False)
+def whole_rate(row: Row, *, with_prompts: bool = False) -> float | None:
+    """Tokens a second of all generations, from their first tokens to their last; None: unknown.
 
-
-def rate_with_prompts(row: Row) -> float | None:
-    """As :func:`whole_rate`, of the first generation and with the time to compute its prompts."""
-    return _whole(row, with_prompts=True)
-
-
-def _whole(row: Row, *, with_prompts: bool) -> float | None:
+    ``with_prompts``: of the first generation, with the time to compute its prompts.
+    """
     tokens, seconds = 0.0, 0.0
     for about in row.get("generations", [])[: 1 if with_prompts else None]:
         if "finish_s" not in about:
@@ -284,7 +278,7 @@ def figures(row: Row) -> dict[str, float | None]:
         "tokens_per_s": median(rates(row)),
         "step_ms": median(turn["step_p50_ms"] for turn in row["turns"]),
         "generation_tokens_per_s": whole_rate(row),
-        "with_prompts_tokens_per_s": rate_with_prompts(row),
+        "with_prompts_tokens_per_s": whole_rate(row, with_prompts=True),
     }
 
 

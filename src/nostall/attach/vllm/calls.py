@@ -59,6 +59,8 @@ class Engines:
     def __init__(self, session: Session, settings: Mapping[str, Any]) -> None:
         """``settings``: ``arguments`` to set, and ``call`` and ``repeats`` of an earlier start.
 
+        ``batches``: in how many batches tokens get their probabilities, 2 unless given.
+
         ``runs_on``: the program goes on after it was measured.  ``applied``: names of the changes
         of a bundle, which are told when they are made; ``vllm`` and ``model``: what it is of.
         """
@@ -196,7 +198,8 @@ class Engines:
             began = _clock()
             result = made.function(made.llm, *made.args, **made.kwargs)
             samples.append((_clock() - began, _generated(result)))
-        return samples, {**_probabilities(made), "repeated": _digests(result)}
+        batches = self.settings.get("batches", 2)
+        return samples, {**_probabilities(made, batches), "repeated": _digests(result)}
 
 
 def _copied(value: Any) -> Any:
@@ -215,8 +218,10 @@ def _reset(llm: Any) -> None:
     raise RuntimeError("vLLM does not empty its prefix cache")
 
 
-def _probabilities(made: _Made) -> dict[str, Any]:
+def _probabilities(made: _Made, batches: int) -> dict[str, Any]:
     """Greedy tokens of a whole batch, and of some sequences in another batch, with logarithms.
+
+    ``batches``: 2; 1: of the whole batch alone; 0: of none.
 
     For each kept sequence the tokens, and for each of them the :data:`TOP` tokens of most
     probability there.
@@ -239,9 +244,9 @@ def _probabilities(made: _Made) -> dict[str, Any]:
         found = dict(zip(order, generate(made.llm, given, options, use_tqdm=False), strict=True))
         return [_places(found[at].outputs[0]) for at in kept]
 
-    other = list(reversed(chosen))
-    return {"batch": run(range(len(prompts)), chosen), "other batch": run(other, chosen),
-            "eps": _rounding(made.llm)}  # fmt: skip
+    orders = {"batch": range(len(prompts)), "other batch": list(reversed(chosen))}
+    found = {name: run(order, chosen) for name, order in [*orders.items()][:batches]}
+    return {**found, "eps": _rounding(made.llm)}
 
 
 def _places(output: Any) -> list[Any]:

@@ -76,7 +76,6 @@ class NostallCpuAttentionImpl(cpu_attn.CPUAttentionBackendImpl):
             attn_metadata.query_start_loc.numpy().astype(np.int32),
             attn_metadata.seq_lens.numpy().astype(np.int32),
             attn_metadata.block_table,
-            {},
         )
         keys, values = _pages(kv_cache, self.head_size)
         shape = AttentionShape(

@@ -18,59 +18,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from nostall.attach.vllm.counts import watch_prefixes
-from nostall.attach.vllm.step_tables import StepDtypes, StepLimits, zero_step
+from nostall.attach.vllm.step_tables import LayerTables, StepDtypes, zero_step
 from nostall.core.errors import BadInput
-from nostall.serving.attention.config import AttentionPlan, AttentionShape
+from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.launch import (
     FP8,
     AttentionBuffers,
     BatchTensors,
-    MetaAttention,
-    PagedCache,
 )
-from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.device import DeviceBuilder, Prefixes, Totals
 from nostall.serving.tables.prefix.direct_build import DirectBuild
 
-PREFIX_LEVELS = 2
-"""Shared prefixes that a sequence is in, on average over a step: the scratch grows with them. A
-step that needs more is built without shared prefixes, and counted."""
 
-
-class GroupedStepTables:
+class GroupedStepTables(LayerTables):
     """The tables of decodes and verifies of one group of layers, built anew for each step."""
-
-    def __init__(
-        self,
-        shape: AttentionShape,
-        plan: AttentionPlan,
-        limits: StepLimits,
-        device: Any,
-        tokens: int,
-    ) -> None:
-        """``shape``: what the layers compute; ``plan``: one for shapes with shared prefixes.
-
-        ``tokens``: query tokens of the largest step.
-        """
-        self.shape, self.plan, self.device = shape, plan, device
-        self.sms = torch.cuda.get_device_properties(device).multi_processor_count
-        kernel_shape = replace(shape, has_prefixes=True)
-        settings = plan.table_settings(kernel_shape, self.sms)
-        self.tokens = tokens
-        capacity = bounded_capacity(
-            settings, limits.sequences, self.tokens, limits.keys, PREFIX_LEVELS
-        )
-        self.scratch_bytes = capacity.scratch_rows * (shape.head_dim + 1) * 4
-        self.capacity, self._settings = capacity, settings
-        programs = plan.launched_programs(self.sms, capacity.units)
-        self._attention = MetaAttention(kernel_shape, plan.kernel, programs)
 
     def warm_up(self, dtypes: StepDtypes, table_width: int) -> None:
         """Allocate the tables and compile the kernels, so that no step of a server waits for it."""
@@ -79,9 +46,7 @@ class GroupedStepTables:
         self.buffers = AttentionBuffers.around(
             builder.tables, self.capacity.scratch_rows, self.shape.head_dim, builder.queue
         )
-        sequences = self.capacity.sequences
         ints = partial(torch.zeros, dtype=torch.int32, device=self.device)
-        self._no_trees = (ints(sequences) - 1, ints(1).long())
         self._direct = self._find_direct_build(table_width)
         batch = self.batch(ints(2), ints(1), ints((1, table_width)))
         self.build(batch)
@@ -105,7 +70,7 @@ class GroupedStepTables:
 
     def watch(self, layers: int) -> None:
         """Report what shared prefixes save in the steps of so many layers."""
-        watch_prefixes(lambda: self._builder.totals, layers)
+        watch_prefixes(lambda: self.totals, layers)
 
     @property
     def totals(self) -> Totals:
@@ -119,14 +84,6 @@ class GroupedStepTables:
             return
         prefixes = Prefixes(block_table=batch.block_table, page_size=self.shape.page_size)
         self._builder.build(batch.query_starts, batch.kv_lengths, prefixes)
-
-    def batch(self, query_starts: Any, kv_lengths: Any, block_table: Any) -> BatchTensors:
-        """The tensors of a step on the device, as the kernels read them."""
-        return BatchTensors(query_starts, kv_lengths, block_table, *self._no_trees)
-
-    def attend(self, query: Any, cache: PagedCache, out: Any, batch: BatchTensors) -> None:
-        """Launch attention of the step whose tables were built last."""
-        self._attention(query, cache, out, batch, self.buffers)
 
 
 FP8_STORED = (torch.uint8, FP8)

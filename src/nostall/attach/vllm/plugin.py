@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,9 @@ def register() -> None:
 
 def replace(backend: Any, path: str, register_backend: Any) -> None:
     """Register a class, unless another plug-in has registered one."""
-    other = registered_path(backend)
+    other = None
+    with suppress(ValueError):  # there is none
+        other = str(backend.get_path())
     if other in (None, VLLM_BACKEND, path):
         register_backend(backend, path)
     else:
@@ -82,14 +85,6 @@ def is_switched_on() -> bool:
     if value not in ("0", "1"):
         _log.warning("nostall: %s is %r; allowed are 0 and 1, and 0 is taken", SWITCH, value)
     return value == "1"
-
-
-def registered_path(backend: Any) -> str | None:
-    """The path of the class that vLLM has for a back end; None if there is none."""
-    try:
-        return str(backend.get_path())
-    except ValueError:
-        return None
 
 
 def register_linear_layers() -> None:

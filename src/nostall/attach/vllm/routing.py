@@ -27,6 +27,7 @@ from nostall.serving.attention.rules import (
     plan_for,
 )
 from nostall.serving.attention.winners.plan_store import PlanKey, find_plan
+from nostall.serving.tables.settings import DEVICE_ORDERS
 
 _log = logging.getLogger("nostall")
 MAX_VERIFY = 32
@@ -157,7 +158,8 @@ def stored_plan(
 ) -> AttentionPlan | None:
     """The winner of ``nostall serving search`` for a kind of step, if this GPU has one.
 
-    A damaged file is logged, and the rule's plan is used.
+    A damaged file is logged, and the rule's plan is used; so it is for a plan that no graph holds,
+    and with shared prefixes for one whose order the device builder does not know.
     """
     batch = _BATCHES[kind].kind(shape.group)
     try:
@@ -165,7 +167,9 @@ def stored_plan(
     except BadInput as error:
         _log.warning("nostall: %s", error)
         return None
-    return plan if plan is not None and plan.kernel.schedule != "unit" else None
+    if plan is None or plan.kernel.schedule == "unit":
+        return None
+    return plan if plan.order in DEVICE_ORDERS or not shape.has_prefixes else None
 
 
 def plan_kinds(shape: AttentionShape) -> frozenset[Kind]:

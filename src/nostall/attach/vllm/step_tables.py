@@ -9,7 +9,7 @@ lengths must be exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ from nostall.serving.attention.launch import (
     PagedCache,
     Scales,
 )
-from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import (
     COUNTS,
     PREFIX_COLUMNS,
@@ -36,7 +35,7 @@ from nostall.serving.tables.columns import (
     UNITS,
 )
 from nostall.serving.tables.device import DeviceTables
-from nostall.serving.tables.host import HostBuilder
+from nostall.serving.tables.host import HostBuilder, bounded_capacity
 from nostall.serving.tables.settings import TaskTables
 
 QUEUE_WORDS = 4
@@ -76,28 +75,72 @@ class StepDtypes(NamedTuple):
     """Of queries and cache."""
 
 
-class StepTables:
-    """The tables of one group of layers, built anew for each step."""
+PREFIX_LEVELS = 2
+"""Shared prefixes that a sequence is in, on average over a step: the scratch grows with them. A
+step that needs more is built without shared prefixes, and counted."""
+
+
+class LayerTables:
+    """What the tables of one group of layers need, and the launch of their attention."""
+
+    buffers: AttentionBuffers
+    """The tables of the step that was built last, and the scratch."""
 
     def __init__(
-        self, shape: AttentionShape, plan: AttentionPlan, limits: StepLimits, device: Any
+        self,
+        shape: AttentionShape,
+        plan: AttentionPlan,
+        limits: StepLimits,
+        device: Any,
+        grouped_tokens: int = 0,
     ) -> None:
+        """``shape``: what the layers compute.
+
+        ``grouped_tokens``: query tokens of the largest step, of tables with shared prefixes.
+        """
         self.shape, self.plan, self.device = shape, plan, device
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
-        settings = plan.table_settings(shape, self.sms)
-        self.capacity = bounded_capacity(settings, limits.sequences, limits.tokens, limits.keys)
-        self._builder = HostBuilder.of(settings, self.capacity)
+        kernel_shape = replace(shape, has_prefixes=grouped_tokens > 0)
+        self._settings = plan.table_settings(kernel_shape, self.sms)
+        self.tokens = grouped_tokens or limits.tokens
+        levels = PREFIX_LEVELS if grouped_tokens else 0
+        self.capacity = bounded_capacity(
+            self._settings, limits.sequences, self.tokens, limits.keys, levels
+        )
         programs = plan.launched_programs(self.sms, self.capacity.units)
-        self._attention = MetaAttention(shape, plan.kernel, programs)
-        self._offsets = QUEUE_WORDS + _aligned(COUNTS)
-        """Words before the program offsets: the queue and the counts."""
-        self._head = self._offsets + _aligned(self.capacity.programs + 1)
-        """Words before the tasks."""
+        self._attention = MetaAttention(kernel_shape, plan.kernel, programs)
 
     @property
     def scratch_bytes(self) -> int:
         """Memory of the scratch."""
         return self.capacity.scratch_rows * (self.shape.head_dim + 1) * 4
+
+    @cached_property
+    def _no_trees(self) -> tuple[Any, Any]:
+        offsets = torch.full((self.capacity.sequences,), -1, dtype=torch.int32, device=self.device)
+        return offsets, torch.zeros(1, dtype=torch.int64, device=self.device)
+
+    def batch(self, query_starts: Any, kv_lengths: Any, block_table: Any) -> BatchTensors:
+        """The tensors of a step on the device, as the kernel reads them."""
+        return BatchTensors(query_starts, kv_lengths, block_table, *self._no_trees)
+
+    def attend(self, query: Any, cache: PagedCache, out: Any, batch: BatchTensors) -> None:
+        """Launch attention of the step whose tables were built last."""
+        self._attention(query, cache, out, batch, self.buffers)
+
+
+class StepTables(LayerTables):
+    """The tables of one group of layers, built anew for each step on the host."""
+
+    def __init__(
+        self, shape: AttentionShape, plan: AttentionPlan, limits: StepLimits, device: Any
+    ) -> None:
+        super().__init__(shape, plan, limits, device)
+        self._builder = HostBuilder.of(self._settings, self.capacity)
+        self._offsets = QUEUE_WORDS + _aligned(COUNTS)
+        """Words before the program offsets: the queue and the counts."""
+        self._head = self._offsets + _aligned(self.capacity.programs + 1)
+        """Words before the tasks."""
 
     @cached_property
     def _words(self) -> Any:
@@ -106,7 +149,7 @@ class StepTables:
         return torch.zeros(words, dtype=torch.int32, device=self.device)
 
     @cached_property
-    def buffers(self) -> AttentionBuffers:
+    def buffers(self) -> AttentionBuffers:  # type: ignore[override]
         """The tables of the step that was built last, and the scratch."""
         reductions = torch.zeros(
             (max(self.capacity.reductions, 1), REDUCTION_COLUMNS),
@@ -125,11 +168,6 @@ class StepTables:
         queue = self._words[:QUEUE_WORDS].view(torch.int64)
         rows = self.capacity.scratch_rows
         return AttentionBuffers.around(tables, rows, self.shape.head_dim, queue)
-
-    @cached_property
-    def _no_trees(self) -> tuple[Any, Any]:
-        offsets = torch.full((self.capacity.sequences,), -1, dtype=torch.int32, device=self.device)
-        return offsets, torch.zeros(1, dtype=torch.int64, device=self.device)
 
     def warm_up(self, dtypes: StepDtypes, table_width: int) -> None:
         """Compile the kernel, so that no step of a running server waits for it."""
@@ -163,14 +201,6 @@ class StepTables:
         if reductions:
             target = self.buffers.tables.reductions.view(-1)
             _send(tables.reductions[:reductions].reshape(-1), target)
-
-    def batch(self, query_starts: Any, kv_lengths: Any, block_table: Any) -> BatchTensors:
-        """The tensors of a step on the device, as the kernel reads them."""
-        return BatchTensors(query_starts, kv_lengths, block_table, *self._no_trees)
-
-    def attend(self, query: Any, cache: PagedCache, out: Any, batch: BatchTensors) -> None:
-        """Launch attention of the step whose tables were built last."""
-        self._attention(query, cache, out, batch, self.buffers)
 
 
 def zero_step(

@@ -53,14 +53,15 @@ def tune(
     layers = model_sizes(model).layers(ranks, dtype)
     # torch and Triton are imported late: errors of the arguments come first.
     from nostall.gpu.clock import ReplayClock
-    from nostall.serving.gemm.gpu_layer import GpuLayer, current_gpu, library_versions
-    from nostall.serving.gemm.linear import new_scratch
+    from nostall.serving.errors import current_gpu
+    from nostall.serving.gemm.gpu_layer import GpuLayer, library_versions
+    from nostall.serving.gemm.linear import Scratch
     from nostall.serving.gemm.table import save_tables
     from nostall.serving.gemm.tune import GRID, Tuner
 
     gpu, versions = current_gpu(), library_versions()
     begin, share = time.monotonic(), minutes * MINUTE / len(layers)
-    scratch, tables = new_scratch(), []
+    scratch, tables = Scratch.on("cuda"), []
     for index, (name, shape) in enumerate(layers.items()):
         out.print(f"{name}: N={shape.columns} K={shape.depth}")
         tuner = Tuner(

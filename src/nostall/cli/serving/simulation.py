@@ -20,12 +20,11 @@ from nostall.cli.terminal.progress import stage_bar
 from nostall.core.errors import BadInput
 from nostall.core.text.plurals import pluralize
 from nostall.serving.scheduling import POLICIES, Limits, find_policy
-from nostall.serving.simulate.metrics import Distribution, Metrics
 from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs
 from nostall.serving.traces import Request, load_requests
 
 if TYPE_CHECKING:
-    from nostall.serving.simulate.engine import EngineSettings
+    from nostall.serving.simulate.engine import Distribution, EngineSettings, Metrics
 
 HOW_TO_MEASURE = (
     "python -m benchmarks run serving.step_costs --out FILE, on a machine with a GPU and vLLM"
@@ -138,7 +137,7 @@ def simulate_trace(
         out.print(equal_remark(draft_tokens))
     _print(trace, model, results, columns)
     if requests is not None and len(given) < requests:
-        out.print(f"{trace.name} has {len(given):,} requests, so all were taken")
+        out.print(f"{trace.name} has {pluralize(len(given), 'request')}, so all were taken")
     if read_once and results[0] == results[1]:
         out.print(UNSHARED_REMARK.format(fewest=READ_ONCE_SEQUENCES))
 
@@ -151,9 +150,16 @@ def _simulate(
     bar = stage_bar(enabled=not quiet)
     with bar:
         task = bar.add_task(f"simulating {settings.policy}", total=len(requests))
-        return simulate(
+        found = simulate(
             requests, model, settings, seed, lambda done: bar.update(task, completed=done)
         )
+    if found.rejected == len(requests):
+        raise BadInput(
+            "every request is longer than the KV cache of "
+            f"{settings.kv_tokens or model.kv_tokens:,} tokens, so none is simulated; give a "
+            "larger --kv-tokens"
+        )
+    return found
 
 
 def _print(trace: Path, model: StepCosts, results: list[Metrics], columns: list[str]) -> None:

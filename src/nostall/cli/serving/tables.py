@@ -218,7 +218,7 @@ def write_batch(
     token_budget: Annotated[
         int, typer.Option(min=1, help="Query tokens of a drawn batch; prefills fill it.")
     ] = 4096,
-    page_size: Annotated[int, typer.Option(help="Keys of a page; a multiple of 16.")] = 16,
+    page_size: Annotated[int, typer.Option(min=16, help="Keys of a page; a multiple of 16.")] = 16,
     seed: Annotated[int, typer.Option(help="Seed of the pages and of the draw.")] = 0,
 ) -> None:
     """Write a batch file: an example, or a step with lengths drawn from a trace."""
@@ -227,7 +227,12 @@ def write_batch(
             "give either --name, an example, or --trace, a file that lengths are drawn from"
         )
     draw = Draw(token_budget, decodes, verifies, draft_tokens, trees, page_size)
-    batch = _drawn(trace, draw, seed) if trace else example(name or "", page_size, seed)
+    if trace:
+        requests = load_requests(trace)
+        lengths = [request.prompt for request in requests], [request.output for request in requests]
+        batch = draw_batch(*lengths, draw, seed)
+    else:
+        batch = example(name or "", page_size, seed)
     text = dump_batch(batch)
     if out_file is None:
         typer.echo(text, nl=False)
@@ -239,13 +244,3 @@ def write_batch(
     )
     words = ["nostall", "serving", "show", str(out_file)]
     out.print(f"next:     {shlex.join(words)}")
-
-
-def _drawn(trace: Path, draw: Draw, seed: int) -> RaggedBatch:
-    requests = load_requests(trace)
-    return draw_batch(
-        [request.prompt for request in requests],
-        [request.output for request in requests],
-        draw,
-        seed,
-    )

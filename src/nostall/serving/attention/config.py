@@ -158,7 +158,7 @@ class AttentionPlan:
 
     kernel: KernelConfig = field(default_factory=KernelConfig)
     order: str = "paired"
-    """A key of :data:`nostall.serving.tables.orders.ORDERS`; ``sorted`` for schedule ``unit``."""
+    """A key of :data:`nostall.serving.tables.orders.ORDERS`; not ``sorted`` for ``ranges``."""
     split: int = 1 << 30
     """Most keys of a unit."""
     least_split: int = 512
@@ -170,6 +170,13 @@ class AttentionPlan:
     that have prefixes."""
     least_saved_ns: int = LEAST_SAVED_NS
     """Least modelled time of each program that a group must save; 0: any saving."""
+
+    def __post_init__(self) -> None:
+        if self.kernel.schedule == "ranges" and self.order == "sorted":
+            raise BadInput(
+                "a plan of schedule ranges and order sorted, which has a range for each unit; "
+                "allowed are other orders, or the schedules queue and unit"
+            )
 
     @property
     def tile_set(self) -> TileSet:

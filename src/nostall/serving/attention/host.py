@@ -5,7 +5,6 @@ It serves machines without a GPU (vLLM's CPU build, tests). Scores and sums are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,8 +44,6 @@ class HostBatch(NamedTuple):
     kv_lengths: Int32s
     block_table: Tensor
     """int32 (S, blocks)."""
-    tree_masks: Mapping[int, Tensor]
-    """bool (query, query) masks by sequence."""
 
 
 def execute(
@@ -123,7 +120,8 @@ def _run_unit(
     """
     sequence, start, count = task[SEQUENCE], task[QUERY_START], task[QUERY_COUNT]
     first, end, head = task[KV_START], task[KV_END], task[KV_HEAD]
-    before = int(batch.kv_lengths[sequence]) - _query_length(batch, sequence)
+    query_length = batch.query_starts[sequence + 1] - batch.query_starts[sequence]
+    before = int(batch.kv_lengths[sequence] - query_length)
     group = shape.group
     rows = query[:, head * group : (head + 1) * group].float()
     positions = torch.arange(first, end)
@@ -136,11 +134,6 @@ def _run_unit(
     visible = positions <= (before + tokens)[:, None]
     if sees_all:
         visible = torch.ones_like(visible)
-    mask = None if sees_all else batch.tree_masks.get(sequence)
-    if mask is not None:
-        own = positions - before
-        inside = own >= 0
-        visible[:, inside] = mask[tokens][:, own[inside]]
     if shape.window > 0:
         visible &= positions > (before + tokens)[:, None] - shape.window
     scores = scores.masked_fill(~visible[:, None, :], float("-inf")).flatten(0, 1)
@@ -154,7 +147,3 @@ def _store(shape: AttentionShape, tokens: Tensor, head: int, result: Tensor, out
     group = shape.group
     heads = result.view(len(tokens), group, shape.head_dim).to(out.dtype)
     out[tokens, head * group : (head + 1) * group] = heads
-
-
-def _query_length(batch: HostBatch, sequence: int) -> int:
-    return int(batch.query_starts[sequence + 1] - batch.query_starts[sequence])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nostall.core.errors import BadInput
@@ -19,17 +21,9 @@ from nostall.serving.attention.gluon_launch import launch_gluon
 from nostall.serving.attention.kernel import meta_attention
 from nostall.serving.attention.reduce import reduce_splits
 from nostall.serving.batch.ragged import PackedTrees
-from nostall.serving.errors import CapacityExceeded
-from nostall.serving.tables.columns import (
-    COUNTS,
-    PREFIX_COLUMNS,
-    PREFIX_ROWS,
-    REDUCTION_COLUMNS,
-    SCRATCH_ROWS,
-    TASK_COLUMNS,
-)
+from nostall.serving.tables.columns import SCRATCH_ROWS
 from nostall.serving.tables.device import DeviceTables
-from nostall.serving.tables.settings import TableCapacity, TaskTables
+from nostall.serving.tables.settings import TaskTables
 
 REDUCED_ELEMENTS = 8192
 """Elements of all splits that a program of the reduction adds at a time, at most."""
@@ -67,7 +61,7 @@ class AttentionBuffers:
     """
 
     tables: DeviceTables
-    """As :class:`nostall.serving.tables.device.DeviceBuilder` fills them, or :meth:`fill`."""
+    """As :class:`nostall.serving.tables.device.DeviceBuilder` fills them, or a copy of a host's."""
     queue: Tensor
     """int64 (2,): units taken, and programs that have finished; 0 between launches."""
     partial: Tensor
@@ -89,58 +83,19 @@ class AttentionBuffers:
         )
 
     @staticmethod
-    def empty(capacity: TableCapacity, head_dim: int, device: torch.device) -> AttentionBuffers:
-        """Tables without units."""
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
-        tables = DeviceTables(
-            zeros(max(capacity.units, 1), TASK_COLUMNS),
-            zeros(capacity.programs + 1),
-            zeros(max(capacity.reductions, 1), REDUCTION_COLUMNS),
-            zeros(COUNTS),
-            zeros(max(capacity.prefix_rows, 1), PREFIX_COLUMNS),
-            has_prefixes=capacity.prefix_rows > 0,
-        )
-        return AttentionBuffers.around(tables, capacity.scratch_rows, head_dim)
-
-    @staticmethod
     def of(tables: TaskTables, head_dim: int, device: torch.device) -> AttentionBuffers:
         """Buffers of exactly the size of a host builder's tables, with their content."""
-        capacity = TableCapacity(
-            sequences=0,
-            tiles=0,
-            units=len(tables.tasks),
-            reductions=len(tables.reductions),
-            scratch_rows=int(tables.counts[SCRATCH_ROWS]),
-            programs=len(tables.program_offsets) - 1,
-            prefix_rows=len(tables.prefix_rows),
-        )
-        buffers = AttentionBuffers.empty(capacity, head_dim, device)
-        buffers.fill(tables)
-        return buffers
 
-    def fill(self, tables: TaskTables) -> None:
-        """Copy tables of the host into these buffers.
+        def copied(array: NDArray[np.int32]) -> Tensor:
+            rows = np.zeros((max(len(array), 1), *array.shape[1:]), np.int32)
+            rows[: len(array)] = array
+            return torch.from_numpy(rows).to(device)
 
-        Raises :class:`CapacityExceeded` for tables with shared prefixes if these have none.
-        """
-        rows = int(tables.counts[PREFIX_ROWS])
-        if rows and not self.tables.has_prefixes:
-            raise CapacityExceeded(
-                f"the tables have {rows} prefix rows (capacity 0); allocate buffers of the "
-                "capacity of these tables"
-            )
-        for source, target in (
-            (tables.tasks, self.tables.tasks),
-            (tables.program_offsets, self.tables.program_offsets),
-            (tables.reductions, self.tables.reductions),
-            (tables.counts, self.tables.counts),
-            (tables.prefix_rows, self.tables.prefix_rows),
-        ):
-            if len(source):
-                target[: len(source)].copy_(torch.from_numpy(source))
+        on_device = DeviceTables(
+            copied(tables.tasks), copied(tables.program_offsets), copied(tables.reductions),
+            copied(tables.counts), copied(tables.prefix_rows), len(tables.prefix_rows) > 0,
+        )  # fmt: skip
+        return AttentionBuffers.around(on_device, int(tables.counts[SCRATCH_ROWS]), head_dim)
 
 
 class BatchTensors(NamedTuple):

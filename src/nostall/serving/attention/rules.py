@@ -82,27 +82,19 @@ class BatchKind:
         return "mixed" if self.has_decodes else "prefill"
 
 
-def plan_for(
-    shape: AttentionShape, batch: BatchKind, has_fixed_grid: bool = True, has_gluon: bool = False
-) -> AttentionPlan:
-    """The plan of a batch.
+def plan_for(shape: AttentionShape, batch: BatchKind, has_gluon: bool = False) -> AttentionPlan:
+    """The plan of a batch, whose launch fits into a CUDA graph.
 
-    ``has_fixed_grid``: whether the launch is captured in a CUDA graph. Without it the plan has the
-    schedule ``unit``, whose launch needs as many programs as the tables have units.
     ``has_gluon``: whether to take the Gluon kernel where it has a plan; the device must run it
     (:func:`nostall.serving.attention.gluon_launch.has_gluon_kernel`).
     """
     if shape.padded_head_dim > 128:
-        plan = AttentionPlan(replace(default_kernel(shape), front_share=1.0), "sorted")
-    else:
-        kind = batch.kind(shape.group)
-        if kind == "decode" and shape.has_prefixes:
-            kind = "decode and verify"  # Its tile of 64 rows takes the decodes of a group together.
-        plans = GLUON_PLANS if has_gluon and supports_gluon(shape) else {}
-        plan = plans.get(kind, PLANS[kind])
-    if has_fixed_grid:
-        return plan
-    return replace(plan, kernel=replace(plan.kernel, schedule="unit"))
+        return AttentionPlan(replace(default_kernel(shape), front_share=1.0), "sorted")
+    kind = batch.kind(shape.group)
+    if kind == "decode" and shape.has_prefixes:
+        kind = "decode and verify"  # Its tile of 64 rows takes the decodes of a group together.
+    plans = GLUON_PLANS if has_gluon and supports_gluon(shape) else {}
+    return plans.get(kind, PLANS[kind])
 
 
 MEASURED_GPU = "NVIDIA H200"

@@ -15,6 +15,7 @@ from nostall.core.objective import Objective
 from nostall.core.space import NO_TAGS, Space, Tags
 from nostall.gpu.clock import Clock, Run
 from nostall.serving.attention.config import AttentionPlan, KernelConfig, Schedule, TileConfig
+from nostall.serving.tables.settings import DEVICE_ORDERS
 
 SCHEDULES: tuple[tuple[Schedule, str, float], ...] = (
     ("queue", "sorted", 1.0),
@@ -22,9 +23,9 @@ SCHEDULES: tuple[tuple[Schedule, str, float], ...] = (
     ("queue", "paired", 0.25),
     ("ranges", "snake", 0.5),
     ("ranges", "lpt", 0.5),
-    ("unit", "sorted", 0.5),
 )
-"""Schedules, the order of units that each needs, and the share of programs at the front."""
+"""Schedules whose launch does not depend on the batch, the order of units that each needs, and the
+share of programs at the front."""
 SPLITS = (1 << 30, 1024, 2048, 4096)
 LEAST_SPLITS = (256, 512, 1024, 2048)
 LEAST_PREFIXES = (0, 256, 512, 1024, 2048)
@@ -52,15 +53,13 @@ class PlanSpace(Space[AttentionPlan, PlanMove]):
     def __init__(
         self,
         kernels: Sequence[KernelConfig],
-        has_fixed_grid: bool = False,
         has_prefixes: bool = False,
         start: AttentionPlan | None = None,
     ) -> None:
         """``kernels``: their tiles, warps, registers and programs of an SM are what is searched.
-        ``has_fixed_grid``: only schedules whose launch does not depend on the batch, for CUDA
-        graphs. ``has_prefixes``: whether batches have prefix groups. ``start``: the first plan of a
-        search; None: the first kernel with the defaults of plans. Raises :class:`BadInput` without
-        kernels."""
+        ``has_prefixes``: whether batches have prefix groups, whose tables the device builds.
+        ``start``: the first plan of a search; None: the first kernel with the defaults of plans.
+        Raises :class:`BadInput` without kernels."""
         if not kernels:
             raise BadInput("the space of plans got no kernel; give one or more")
         self._start = start
@@ -68,7 +67,7 @@ class PlanSpace(Space[AttentionPlan, PlanMove]):
             "kernel": tuple(
                 dict.fromkeys(replace(k, schedule="queue", front_share=1.0) for k in kernels)
             ),
-            "schedule": tuple(s for s in SCHEDULES if s[0] != "unit" or not has_fixed_grid),
+            "schedule": tuple(s for s in SCHEDULES if not has_prefixes or s[1] in DEVICE_ORDERS),
             "split": SPLITS,
             "least_split": LEAST_SPLITS,
             "units_per_program": UNITS_PER_PROGRAM,

@@ -51,8 +51,14 @@ class GemmConfig:
     """Row tiles that run next to each other."""
 
     def fits(self, shape: LinearShape) -> bool:
-        """Whether K is a multiple of the depth and has a tile for each part."""
-        return shape.depth % self.depth == 0 and shape.depth // self.depth >= self.split
+        """Whether K is a multiple of the depth and has a tile for each part, as the kernel needs.
+
+        Sizes of tiles and the number of warps are powers of 2.
+        """
+        sizes = (self.rows, self.columns, self.depth, self.warps)
+        if not all(size > 0 and size & (size - 1) == 0 for size in sizes):
+            return False
+        return shape.depth % self.depth == 0 and 1 <= self.split <= shape.depth // self.depth
 
     def grid(self, m: int, shape: LinearShape) -> tuple[int, int]:
         """Tiles and parts of a product with ``m`` rows."""

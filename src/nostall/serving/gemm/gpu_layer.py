@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nostall.core.errors import MissingPart
 from nostall.gpu.clock import Run
 from nostall.serving.gemm.config import LinearShape
 from nostall.serving.gemm.cublaslt import CublasLtError, Product
@@ -73,13 +72,6 @@ class GpuLayer:
             return []
         # Long products are measured in few runs, so that tuning ends in time.
         return proposed[: 24 if m * n * k < 1 << 37 else 8]
-
-
-def current_gpu() -> str:
-    """Name of the current GPU. Raises :class:`MissingPart` without one."""
-    if not torch.cuda.is_available():
-        raise MissingPart("no GPU is present; run this command on the GPU that will serve")
-    return str(torch.cuda.get_device_name())
 
 
 def library_versions() -> dict[str, str]:

@@ -9,6 +9,7 @@ import pydantic
 
 from nostall.core.errors import BadInput
 from nostall.core.text.suggest import unknown
+from nostall.core.validation import first_problem
 from nostall.serving.gemm.config import LinearShape
 
 
@@ -20,8 +21,8 @@ class ModelSizes(pydantic.BaseModel):
     hidden_size: int = pydantic.Field(ge=1)
     intermediate_size: int = pydantic.Field(ge=1)
     num_attention_heads: int = pydantic.Field(ge=1)
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    num_key_value_heads: pydantic.PositiveInt | None = None
+    head_dim: pydantic.PositiveInt | None = None
 
     def layers(self, ranks: int = 1, dtype: str = "bfloat16") -> dict[str, LinearShape]:
         """The layers of one of ``ranks`` tensor-parallel GPUs.
@@ -37,6 +38,12 @@ class ModelSizes(pydantic.BaseModel):
                 f"{heads} heads and an intermediate size of {self.intermediate_size} on {ranks} "
                 "GPUs; allowed are numbers of GPUs that divide both"
             )
+        if heads % kv_heads or (kv_heads % ranks and ranks % kv_heads):
+            raise BadInput(
+                f"{heads} heads, {kv_heads} KV heads and {ranks} GPUs; allowed are KV heads that "
+                "divide the heads, and numbers of GPUs that divide the KV heads or are a multiple "
+                "of them"
+            )
         rank_heads, rank_kv_heads = heads // ranks, max(1, kv_heads // ranks)
         inner = self.intermediate_size // ranks
         sizes = {
@@ -49,27 +56,21 @@ class ModelSizes(pydantic.BaseModel):
 
 
 MODELS = {
-    "llama3-8b": ModelSizes(
-        hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8
-    ),
-    "llama3-70b": ModelSizes(
-        hidden_size=8192, intermediate_size=28672, num_attention_heads=64, num_key_value_heads=8
-    ),
-    "llama3-405b": ModelSizes(
-        hidden_size=16384, intermediate_size=53248, num_attention_heads=128, num_key_value_heads=8
-    ),
-    "qwen2.5-7b": ModelSizes(
-        hidden_size=3584, intermediate_size=18944, num_attention_heads=28, num_key_value_heads=4
-    ),
-    "qwen2.5-32b": ModelSizes(
-        hidden_size=5120, intermediate_size=27648, num_attention_heads=40, num_key_value_heads=8
-    ),
-    "qwen2.5-72b": ModelSizes(
-        hidden_size=8192, intermediate_size=29568, num_attention_heads=64, num_key_value_heads=8
-    ),
-    "deepseek-67b": ModelSizes(
-        hidden_size=8192, intermediate_size=22016, num_attention_heads=64, num_key_value_heads=8
-    ),
+    name: ModelSizes(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+    )
+    for name, hidden, intermediate, heads, kv_heads in (
+        ("llama3-8b", 4096, 14336, 32, 8),
+        ("llama3-70b", 8192, 28672, 64, 8),
+        ("llama3-405b", 16384, 53248, 128, 8),
+        ("qwen2.5-7b", 3584, 18944, 28, 4),
+        ("qwen2.5-32b", 5120, 27648, 40, 8),
+        ("qwen2.5-72b", 8192, 29568, 64, 8),
+        ("deepseek-67b", 8192, 22016, 64, 8),
+    )
 }
 """Sizes of models by name, from their published configurations."""
 
@@ -86,6 +87,8 @@ def model_sizes(model: str) -> ModelSizes:
         return ModelSizes.model_validate(json.loads(path.read_text()))
     except (ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
+        if isinstance(error, pydantic.ValidationError):
+            reason = first_problem(error)
         raise BadInput(
             f"{path}: {reason}; give the config.json of a decoder with hidden_size, "
             "intermediate_size and num_attention_heads"

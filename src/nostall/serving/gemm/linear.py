@@ -28,8 +28,8 @@ class Scratch:
     """int32 (MAX_TILES,), 0 between launches."""
 
     @staticmethod
-    def on(device: torch.device) -> Scratch:
-        """New buffers on a device."""
+    def on(device: torch.device | str) -> Scratch:
+        """New buffers on a device; ``cuda``: the current GPU."""
         return Scratch(
             torch.empty(PARTIAL_BYTES // 4, dtype=torch.float32, device=device),
             torch.zeros(MAX_TILES, dtype=torch.int32, device=device),
@@ -40,11 +40,6 @@ class Scratch:
         tiles, split = config.grid(m, shape)
         parts = split * m * shape.columns if split > 1 else 0
         return tiles <= len(self.arrivals) and parts <= len(self.partial)
-
-
-def new_scratch() -> Scratch:
-    """New buffers on the current GPU."""
-    return Scratch.on(torch.device("cuda", torch.cuda.current_device()))
 
 
 def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> LinearShape:

@@ -16,6 +16,7 @@ import pydantic
 
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
+from nostall.core.validation import first_problem
 from nostall.serving.gemm.config import GemmConfig, LinearShape
 
 FORMAT: Literal["nostall-gemm-table-1"] = "nostall-gemm-table-1"
@@ -130,6 +131,8 @@ def load_tables(path: Path, gpu: str, versions: dict[str, str]) -> dict[LinearSh
         layers = [(layer, [_from_file(row) for row in layer.rows]) for layer in file.layers]
     except (OSError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0]
+        if isinstance(error, pydantic.ValidationError):
+            reason = first_problem(error)
         raise BadInput(
             f"GEMM table {path}: {reason}; write it again with `nostall serving tune`"
         ) from error
@@ -146,6 +149,13 @@ def load_tables(path: Path, gpu: str, versions: dict[str, str]) -> dict[LinearSh
                 f"GEMM table {path}: the Ms of N={shape.columns} K={shape.depth} are not "
                 "ascending; write it again with `nostall serving tune`"
             )
+        for row in rows:
+            if isinstance(row.entry, GemmConfig) and not row.entry.fits(shape):
+                raise BadInput(
+                    f"GEMM table {path}: M={row.m} of N={shape.columns} K={shape.depth} has "
+                    f"{row.entry}, which the kernel cannot run; write it again with `nostall "
+                    "serving tune`"
+                )
         tables[shape] = GemmTable(shape, file.gpu, tuple(file.versions.items()), tuple(rows))
     return tables
 

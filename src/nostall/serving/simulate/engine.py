@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from nostall.serving.errors import BadSchedule
 from nostall.serving.scheduling import Lease, Limits, PrefixTree, Queues, find_policy
-from nostall.serving.simulate.metrics import Distribution, Metrics
 from nostall.serving.simulate.step_costs import StepContent, StepCosts
 from nostall.serving.traces import HASH_BLOCK, Request
 
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 REQUEST = 0
 """Index of the request in the trace."""
@@ -65,9 +65,6 @@ class Running:
         """Remove the requests that are not kept; their leases must have ended."""
         self.table = self.table[kept]
         self.leases = [lease for lease, is_kept in zip(self.leases, kept, strict=True) if is_kept]
-
-
-Floats = NDArray[np.float64]
 
 
 NO_REFERENCE_COUNTS = {"cache": True, "_nrt": False}
@@ -155,6 +152,58 @@ def advance(
     return gap_count, completed, finished
 
 
+@dataclass(frozen=True)
+class Distribution:
+    """Mean and percentiles of a time, in seconds."""
+
+    mean: float
+    p50: float
+    p99: float
+
+    @staticmethod
+    def of(values: Floats) -> Distribution:
+        """The distribution of values; zeros if there are none."""
+        if not len(values):
+            return Distribution(0.0, 0.0, 0.0)
+        p50, p99 = np.percentile(values, [50, 99])
+        return Distribution(float(values.mean()), float(p50), float(p99))
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Metrics of one simulation; all times are modelled."""
+
+    policy: str
+    requests: int
+    rejected: int
+    """Requests that the KV cache cannot hold."""
+    duration_s: float
+    """Time from the first arrival to the last token."""
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    """Prompt tokens that a cached prefix spared; those of re-computed requests are not counted."""
+    time_to_first_token: Distribution
+    time_between_tokens: Distribution
+    latency: Distribution
+    """From arrival to the last token."""
+    steps: int
+    busy_s: float
+    """Time of all steps."""
+    mean_step_tokens: float
+    preemptions: int
+    extrapolated_steps: int
+    """Steps larger than all measured ones."""
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return self.output_tokens / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def requests_per_s(self) -> float:
+        return (self.requests - self.rejected) / self.duration_s if self.duration_s else 0.0
+
+
 EVENTS_PER_REPORT = 1000
 BLOCK = 16
 """Tokens of a block without prefix hashes."""
@@ -223,7 +272,7 @@ class _Engine:
         self.uses_hashes = has_hashes
         self.copies_partial = settings.policy == "xy-serve"
         blocks = (settings.kv_tokens or costs.kv_tokens) // self.block
-        self.tree = PrefixTree(max(blocks, 1), 1)
+        self.tree = PrefixTree(max(blocks, 1))
         self.running = Running()
         self.waiting: deque[int] = deque()
         self.now = 0.0
@@ -345,7 +394,7 @@ class _Engine:
         hashes = self._hashes(request)
         if not hashes:
             return 0
-        return self._usable(request, self.tree.match(hashes).symbols)
+        return self._usable(request, len(self.tree.match(hashes)))
 
     def _usable(self, request: int, matched_blocks: int) -> int:
         """Tokens of matched blocks that a request can use: whole blocks, or all but one token."""
@@ -416,10 +465,9 @@ class _Engine:
         """A lease with blocks for the planned tokens, the cached tokens, and those to compute."""
         hashes = self._hashes(request)
         match = self.tree.match(hashes)
-        cached = self._usable(request, match.symbols) if hashes else 0
+        cached = self._usable(request, len(match)) if hashes else 0
         # The block of the last cached token is copied if it is not used to its end.
-        lease = self.tree.begin(match, copies_partial=False, most=cached // self.block)
-        assert lease is not None  # nothing is copied by the tree itself
+        lease = self.tree.begin(match[: cached // self.block])
         taken = min(planned, self._prompt(request) - cached)
         blocks = -(-(cached + taken) // self.block) - len(lease.blocks)
         if not self.tree.reserve(lease, blocks):

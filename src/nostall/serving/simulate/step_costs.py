@@ -132,8 +132,11 @@ def load_step_costs(path: Path) -> StepCosts:
         plain = gzip.decompress(content) if content.startswith(GZIP) else content
         file = StepCostFile.model_validate_json(plain)
     except (pydantic.ValidationError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        reason = str(error)
+        if isinstance(error, pydantic.ValidationError):
+            reason = first_problem(error, "the document")
         raise BadSchedule(
-            f"step-cost file {path}: {_reason(error)}; `python -m benchmarks run "
+            f"step-cost file {path}: {reason}; `python -m benchmarks run "
             "serving.step_costs --out FILE` on a machine with a GPU and vLLM writes one"
         ) from error
     if len(file.samples) < MIN_SAMPLES:
@@ -142,18 +145,11 @@ def load_step_costs(path: Path) -> StepCosts:
             "more; measure longer"
         )
     return fit_step_costs(
-        [StepContent(*_parts(sample)) for sample in file.samples],
+        [StepContent(**sample.model_dump(exclude={"seconds"})) for sample in file.samples],
         np.array([sample.seconds for sample in file.samples]),
         file.kv_tokens,
         f"{file.gpu}, {file.engine}, {file.model}",
     )
-
-
-def _reason(error: Exception) -> str:
-    """What is wrong with a file, in one line."""
-    if not isinstance(error, pydantic.ValidationError):
-        return str(error)
-    return first_problem(error, "the document")
 
 
 def fit_step_costs(
@@ -182,15 +178,6 @@ def fit_step_costs(
         len(seconds),
         kv_tokens,
         source,
-    )
-
-
-def _parts(sample: StepSample) -> tuple[int, int, int, int]:
-    return (
-        sample.prefill_tokens,
-        sample.prefill_pairs,
-        sample.decode_tokens,
-        sample.decode_keys,
     )
 
 

@@ -24,8 +24,8 @@ class CutRules(NamedTuple):
 
     tile_tokens: Int64s
     """Query tokens of each tile height; 0 if the group does not fit into it."""
-    limits: Int64s
-    """Rows of a sequence up to which each tile is taken."""
+    heights: Int64s
+    """Rows of each tile: those of a sequence up to which it is taken."""
     costs: Int64s
     """Start and key times in 1/256 ns, shape (2, heights)."""
     group: int
@@ -47,7 +47,7 @@ def cut_rules(settings: TableSettings) -> CutRules:
     tiles = settings.tiles
     return CutRules(
         np.array(tiles.tile_tokens(settings.group), np.int64),
-        np.array(tiles.limits, np.int64),
+        np.array(tiles.heights, np.int64),
         settings.unit_costs.fixed_point(),
         settings.group,
         settings.kv_heads,
@@ -66,9 +66,9 @@ def cut_rules(settings: TableSettings) -> CutRules:
 def tile_of(length: int, rules: CutRules) -> int:
     """Index of the tile height for so many query tokens."""
     rows = length * rules.group
-    last = len(rules.limits) - 1
+    last = len(rules.heights) - 1
     for index in range(last):
-        if rules.tile_tokens[index] > 0 and rows <= rules.limits[index]:
+        if rules.tile_tokens[index] > 0 and rows <= rules.heights[index]:
             return index
     return last
 

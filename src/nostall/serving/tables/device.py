@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nostall.core.errors import MissingPart
+import torch
+import triton
+
 from nostall.serving.errors import BadTables, CapacityExceeded
+from nostall.serving.tables import device_kernel
 from nostall.serving.tables.columns import (
     COUNTS,
     PREFIX_COLUMNS,
@@ -22,23 +25,11 @@ from nostall.serving.tables.orders import (
     deal_cyclic,
     deal_one_each,
     deal_snake,
-    device_orders,
     find_order,
     sort_as_given,
 )
-from nostall.serving.tables.prefix.leaders import SharedPrefixes
-from nostall.serving.tables.settings import TableCapacity, TableSettings
-
-try:
-    import torch
-
-    from nostall.serving.tables import device_kernel
-    from nostall.serving.tables.prefix.device_leaders import arrange_forest, find_leaders
-except ImportError as error:
-    raise MissingPart(
-        f"the device builder of task tables needs PyTorch and Triton ({error.name} is missing); "
-        "pip install 'nostall[torch,triton]'"
-    ) from error
+from nostall.serving.tables.prefix.device_leaders import arrange_forest, find_leaders
+from nostall.serving.tables.settings import DEVICE_ORDERS, TableCapacity, TableSettings
 
 _DEALS = {
     deal_cyclic: device_kernel.CYCLIC,
@@ -87,13 +78,6 @@ class DeviceForest(NamedTuple):
     """int64: cost of a key for the branches of a node besides that of its leader."""
     branch_tokens: Any
 
-    @staticmethod
-    def empty(sequences: int, device: str) -> DeviceForest:
-        """A forest without nodes."""
-        columns = [_zeros(device, sequences) for _ in DeviceForest._fields]
-        forest = DeviceForest(*columns)
-        return forest._replace(branch_costs=forest.branch_costs.long())
-
 
 class Totals(NamedTuple):
     """Sums over the builds of a device builder."""
@@ -107,14 +91,12 @@ class Totals(NamedTuple):
     """Modelled time of each program that shared prefixes saved."""
 
 
-@dataclass(frozen=True)
-class Prefixes:
-    """Where the shared prefixes of a batch come from: arrays of the host, or a block table."""
+class Prefixes(NamedTuple):
+    """Where the shared prefixes of a batch are found."""
 
-    given: SharedPrefixes | None = None
-    block_table: Any = None
+    block_table: Any
     """int32 tensor (S, pages)."""
-    page_size: int = 16
+    page_size: int
 
 
 class KernelLaunch(NamedTuple):
@@ -158,10 +140,10 @@ class DeviceBuilder:
         of more than :data:`MAX_TILES` query tiles or sequences.
         """
         order = find_order(settings.order)
-        if not order.on_device:
+        if settings.order not in DEVICE_ORDERS:
             raise BadTables(
                 f"the device builder does not know the order {settings.order!r}; allowed are "
-                f"{', '.join(device_orders())}"
+                f"{', '.join(DEVICE_ORDERS)}"
             )
         if max(capacity.tiles, capacity.sequences) > MAX_TILES:
             raise BadTables(
@@ -182,14 +164,17 @@ class DeviceBuilder:
             "CLASSES": settings.cost_classes if sorts else 0,
             "DEAL": _DEALS[order.deal].value,
             "WORKERS": workers,
-            "BLOCK_S": _power_of_two(capacity.sequences),
-            "BLOCK_T": _power_of_two(capacity.tiles),
+            "BLOCK_S": max(32, triton.next_power_of_2(capacity.sequences)),
+            "BLOCK_T": max(32, triton.next_power_of_2(capacity.tiles)),
             "BLOCK_U": UNIT_BLOCK,
             "num_warps": _warps(capacity.tiles),
         }
         grid = (settings.cost_classes if sorts else 1) * workers
         state = torch.zeros(7, dtype=torch.int64, device=device)
-        forest = DeviceForest.empty(max(capacity.sequences, 1), device)
+        forest = DeviceForest(
+            *(_zeros(device, max(capacity.sequences, 1)) for _ in DeviceForest._fields)
+        )
+        forest = forest._replace(branch_costs=forest.branch_costs.long())
         return DeviceBuilder(settings, capacity, tables, grid, state, forest, constants)
 
     @property
@@ -215,8 +200,8 @@ class DeviceBuilder:
 
         ``query_starts`` is int32 (S + 1,): the first packed query row of each sequence, and the
         total; ``kv_lengths`` is int32 (S,), S at most the capacity. A batch that does not fit gets
-        no unit; ``tables.to_host`` then raises with the capacity needed. A batch of which only the
-        shared prefixes do not fit is built without them.
+        no unit, and the counts that it needs. A batch of which only the shared prefixes do not fit
+        is built without them.
         """
         sequences = len(kv_lengths)
         if sequences > self.capacity.sequences:
@@ -227,24 +212,14 @@ class DeviceBuilder:
         # Without prefixes the kernel is one that does not look for any.
         least = self.least_prefix if prefixes is not None and sequences else 0
         if least and prefixes is not None:
-            self._arrange(query_starts, kv_lengths, prefixes)
-        self.tables_launch(least)(self.grid, query_starts, kv_lengths, sequences)
-        return self.tables
-
-    def _arrange(self, query_starts: Any, kv_lengths: Any, prefixes: Prefixes) -> None:
-        """Fill the forest of a batch with sequences."""
-        forest, count = self._forest, len(kv_lengths)
-        if prefixes.given is not None:
-            forest.leaders[:count].copy_(torch.from_numpy(prefixes.given.leaders))
-            forest.tokens[:count].copy_(torch.from_numpy(prefixes.given.tokens))
-            forest.branch_costs.zero_()
-            forest.branch_tokens.zero_()
-        else:
             table = prefixes.block_table
             self.leaders_launch(prefixes.page_size)(
-                count, table, query_starts, kv_lengths, count, table.shape[1], table.stride(0)
-            )
-        self.forest_launch()(count, query_starts, count)
+                sequences, table, query_starts, kv_lengths, sequences, *table.shape[1:],
+                table.stride(0),
+            )  # fmt: skip
+            self.forest_launch()(sequences, query_starts, sequences)
+        self.tables_launch(least)(self.grid, query_starts, kv_lengths, sequences)
+        return self.tables
 
     def leaders_launch(self, page_size: int) -> KernelLaunch:
         """Finds leaders in a block table; a program for each sequence."""
@@ -301,7 +276,7 @@ def _constants(settings: TableSettings) -> dict[str, Any]:
     return {
         "PROGRAMS": settings.programs,
         "TILE_TOKENS": tuple(rules.tile_tokens.tolist()),
-        "LIMITS": tuple(rules.limits.tolist()),
+        "LIMITS": tuple(rules.heights.tolist()),
         "START_COSTS": tuple(rules.costs[0].tolist()),
         "KEY_COSTS": tuple(rules.costs[1].tolist()),
         "GROUP": rules.group,
@@ -318,8 +293,3 @@ def _constants(settings: TableSettings) -> dict[str, Any]:
 
 def _zeros(device: str, *size: int) -> Any:
     return torch.zeros(size, dtype=torch.int32, device=device)
-
-
-def _power_of_two(size: int) -> int:
-    """The least power of two that is at least ``size`` and 32."""
-    return max(1 << (size - 1).bit_length() if size > 1 else 1, 32)

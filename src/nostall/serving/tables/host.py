@@ -10,7 +10,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from nostall.serving.batch.ragged import RaggedBatch
-from nostall.serving.errors import CapacityExceeded
+from nostall.serving.errors import BadTables, CapacityExceeded
 from nostall.serving.tables.columns import (
     FIRST_PREFIX_SPLIT,
     FIRST_ROW,
@@ -123,8 +123,9 @@ class HostBuilder:
             self._costs, units, self.settings.programs, tables.program_offsets, self._places
         )
         tables.program_offsets[programs + 1 :] = units
-        is_shared = prefix_rows > 0
-        _fill(tiles, self._places, rules, is_shared, tables)
+        _fill_tables(tiles, self._places, rules, tables.tasks, tables.reductions)
+        if prefix_rows > 0:
+            _fill_prefix_rows(tiles, rules, tables.prefix_rows)
         tables.counts[:] = (units, reductions, scratch_rows, programs, prefix_rows, saved)
         return tables
 
@@ -138,7 +139,8 @@ class HostBuilder:
         if tiles > self.capacity.prefix_tiles or max(rows, tokens) > self.capacity.prefix_rows:
             fold_all(self._forest)
             return 0, 0, -1
-        return tiles, rows, saved_time(saved, self.settings)
+        saved_ns = (saved >> FRACTION_BITS) * self.settings.kv_heads // self.settings.programs
+        return tiles, rows, min(saved_ns, MAX_COST_NS)
 
     def _refuse(
         self, query_lengths: Int32s, kv_lengths: Int32s, prefixes: SharedPrefixes
@@ -178,9 +180,52 @@ def needed_capacity(
     )
 
 
-def saved_time(saved: int, settings: TableSettings) -> int:
-    """The count SAVED_NS of nodes that save so much, of one KV head in 1/256 ns."""
-    return min((saved >> FRACTION_BITS) * settings.kv_heads // settings.programs, MAX_COST_NS)
+def bounded_capacity(
+    settings: TableSettings,
+    sequences: int,
+    query_tokens: int,
+    keys: int,
+    prefix_levels: int = 0,
+) -> TableCapacity:
+    """A capacity for all batches of at most these sequences, query tokens and keys of a sequence.
+
+    ``prefix_levels``: how many kept nodes of the prefix forest a query token is in, on average over
+    the query tokens; 0: no shared prefixes. The capacity has a query tile of a node for each
+    sequence. Batches whose prefixes need more fit too: they are built without shared prefixes.
+
+    With R keys that all query tiles see together, a ``split`` of s keys gives at most R / s units
+    more than query tiles, and splitting by cost at most ``programs * units_per_program / kv_heads``
+    more, of each KV head. Of a tile whose keys are split at least one split is more; a query token
+    of a node has a partial result of its own keys, and one of each node.
+    """
+    if min(sequences, query_tokens, keys) < 1:
+        raise BadTables(
+            f"limits of {sequences} sequences, {query_tokens} query tokens and {keys} keys; "
+            "allowed are numbers of 1 or more"
+        )
+    rules, heads = settings.tiles, settings.kv_heads
+    tokens = rules.tile_tokens(settings.group)
+    own = min(sequences + query_tokens // tokens[-1], query_tokens)
+    levels = prefix_levels if settings.tiles.least_prefix and not settings.window else 0
+    prefix_tiles, prefix_rows = (sequences, query_tokens * levels) if levels else (0, 0)
+    tiles = own + prefix_tiles
+    visible = keys
+    if settings.window:
+        visible = min(keys, settings.window + max(tokens) + rules.kv_align)
+    parts = settings.programs * rules.units_per_program
+    more = tiles * visible // rules.split + parts // heads
+    units = heads * (tiles + more)
+    most_splits = -(-visible // min(rules.split, rules.least_split))
+    split_rows = 2 * more * heads * max(tokens) * settings.group
+    if levels:
+        scratch_rows = split_rows + settings.heads * (query_tokens + prefix_rows)
+    else:
+        scratch_rows = min(split_rows, query_tokens * settings.heads * most_splits)
+    programs = settings.programs if find_order(settings.order).is_persistent else units
+    reductions = heads * (own if levels else min(own, more))
+    return TableCapacity(
+        sequences, tiles, units, reductions, scratch_rows, programs, prefix_rows, prefix_tiles
+    )
 
 
 def build_tables(batch: RaggedBatch, settings: TableSettings) -> TaskTables:
@@ -195,14 +240,6 @@ def build_tables(batch: RaggedBatch, settings: TableSettings) -> TaskTables:
 def _costs_by_rank(tiles: Int32s, costs: Int32s) -> None:
     for row in tiles:
         costs[row[TILE_RANK] : row[TILE_RANK] + row[TILE_UNITS]] = row[TILE_COST]
-
-
-def _fill(
-    tiles: Int32s, places: Int32s, rules: CutRules, is_shared: bool, tables: TaskTables
-) -> None:
-    _fill_tables(tiles, places, rules, tables.tasks, tables.reductions)
-    if is_shared:
-        _fill_prefix_rows(tiles, rules, tables.prefix_rows)
 
 
 @njit(**NO_REFERENCE_COUNTS)  # type: ignore[untyped-decorator]

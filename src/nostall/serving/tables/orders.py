@@ -200,26 +200,19 @@ class Order:
 
     sort: Sort
     deal: Deal
-    on_device: bool
-    """Whether the device builder knows the order; it has closed forms of these deals only."""
     is_persistent: bool
     """Whether a fixed number of programs runs all units."""
     summary: str
 
 
 ORDERS: dict[str, Order] = {
-    "given": Order(sort_as_given, deal_cyclic, True, True, "order of the batch, round robin"),
-    "snake": Order(sort_by_class, deal_snake, True, True, "descending cost, symmetric round robin"),
-    "lpt": Order(
-        sort_by_cost, deal_to_least_loaded, False, True, "descending cost, least loaded program"
-    ),
-    "sorted": Order(
-        sort_by_class, deal_one_each, True, False, "descending cost, one unit a program"
-    ),
+    "given": Order(sort_as_given, deal_cyclic, True, "order of the batch, round robin"),
+    "snake": Order(sort_by_class, deal_snake, True, "descending cost, symmetric round robin"),
+    "lpt": Order(sort_by_cost, deal_to_least_loaded, True, "descending cost, least loaded program"),
+    "sorted": Order(sort_by_class, deal_one_each, False, "descending cost, one unit a program"),
     "paired": Order(
         sort_in_pairs,
         deal_ranges,
-        False,
         True,
         "largest tiles first, the others last; for programs that take from both ends",
     ),
@@ -232,8 +225,3 @@ def find_order(name: str) -> Order:
     if name not in ORDERS:
         raise BadTables(unknown("order", name, ORDERS))
     return ORDERS[name]
-
-
-def device_orders() -> list[str]:
-    """Names of the orders that the device builder knows."""
-    return [name for name, order in ORDERS.items() if order.on_device]

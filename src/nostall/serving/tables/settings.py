@@ -18,15 +18,13 @@ from nostall.serving.tables.columns import (
     TASK_COLUMNS,
     UNITS,
 )
-from nostall.serving.tables.costs import (
-    CostTable,
-    TileSet,
-    modelled_costs,
-)
+from nostall.serving.tables.costs import CostTable, TileSet, modelled_costs
 
 Int32s = NDArray[np.int32]
 ORDER_NAMES = ("given", "snake", "lpt", "sorted", "paired")
 """Keys of :data:`nostall.serving.tables.orders.ORDERS`, which needs numba."""
+DEVICE_ORDERS = ("given", "snake", "sorted")
+"""Those that the device builder knows: it has closed forms of their deals only."""
 MAX_CLASSES = 256
 """Most classes of cost: a cost times this fits into 31 bits."""
 

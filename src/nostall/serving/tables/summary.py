@@ -20,7 +20,7 @@ from nostall.serving.tables.columns import (
     TILE,
 )
 from nostall.serving.tables.costs import FRACTION_BITS, MAX_COST_NS
-from nostall.serving.tables.cut_rules import cut_rules
+from nostall.serving.tables.cut_rules import cut_rules, tile_of
 from nostall.serving.tables.prefix.forest import (
     FIRST_PREFIX_ROW,
     FOREST_COLUMNS,
@@ -60,7 +60,8 @@ def token_table(batch: RaggedBatch, settings: TableSettings) -> list[TokenRow]:
     forest = np.zeros((len(batch), FOREST_COLUMNS), np.int32)
     prefixes = SharedPrefixes.of(batch.prefix_groups, len(batch))
     arrange(batch.query_lengths, prefixes, forest)
-    choose_nodes(prefixes, cut_rules(settings), forest, np.zeros(len(batch), np.int64))
+    rules = cut_rules(settings)
+    choose_nodes(prefixes, rules, forest, np.zeros(len(batch), np.int64))
     rows = [
         TokenRow(
             Stage(stages[sequence]),
@@ -69,7 +70,7 @@ def token_table(batch: RaggedBatch, settings: TableSettings) -> list[TokenRow]:
             int(length),
             int(batch.kv_lengths[sequence]),
             int(shared_keys(sequence, forest)),
-            _tile(int(length), settings),
+            tile_of(int(length), rules),
         )
         for sequence, length in enumerate(batch.query_lengths)
         if length
@@ -78,15 +79,11 @@ def token_table(batch: RaggedBatch, settings: TableSettings) -> list[TokenRow]:
         shared, tokens = row[NODE_REACH] - row[NODE_START], row[NODE_TOKENS]
         if shared > 0:
             leader = int(prefixes.leaders[node])
-            start, tile = int(forest[leader, FIRST_PREFIX_ROW]), _tile(tokens, settings)
+            start, tile = int(forest[leader, FIRST_PREFIX_ROW]), tile_of(tokens, rules)
             rows.append(
                 TokenRow(Stage.PREFIX, leader, start, tokens, row[NODE_REACH], shared, tile)
             )
     return rows
-
-
-def _tile(tokens: int, settings: TableSettings) -> int:
-    return settings.tiles.tile_of(tokens, settings.group)
 
 
 @dataclass(frozen=True)
@@ -139,16 +136,10 @@ def unit_costs(tables: TaskTables, settings: TableSettings) -> Int64s:
     return np.asarray(np.clip(scaled, 1, MAX_COST_NS), np.int64)
 
 
-def program_loads(tables: TaskTables, costs: Int64s) -> Int64s:
-    """Cost of each program in ns, shape (programs,)."""
-    ends = np.concatenate([[0], np.cumsum(costs)])[tables.used_offsets]
-    return np.diff(ends)
-
-
 def summarize(batch: RaggedBatch, tables: TaskTables, settings: TableSettings) -> TableSummary:
     """The summary of the tables of a batch."""
     costs = unit_costs(tables, settings)
-    loads = program_loads(tables, costs) / 1e3
+    loads = np.diff(np.concatenate([[0], np.cumsum(costs)])[tables.used_offsets]) / 1e3
     units, reductions, scratch_rows, programs, *_ = (int(count) for count in tables.counts)
     return TableSummary(
         settings.order,

@@ -24,14 +24,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from nostall.core.errors import BadInput, MissingPart
+from nostall.core.errors import BadInput
 from nostall.gpu.clock import capture
 from nostall.gpu.device import Kernel, MeasurementPlan, Outcome, Timing
 from nostall.gpu.evaluator.checking import CHECK_START, SEARCH_START
@@ -39,6 +39,7 @@ from nostall.gpu.timing import launches_per_sample, round_orders
 from nostall.serving.attention.launch import PagedCache
 from nostall.serving.attention.winners.on_gpu import GpuBatch, PlanLaunch, exact_token
 from nostall.serving.batch.examples import odd_batch, unowned_slots
+from nostall.serving.errors import current_gpu
 from nostall.tuning.attention.sources import AttentionStep, attention_functions
 
 _GUARD_ROWS, _GUARD = 64, 7.0
@@ -195,22 +196,6 @@ _REFUSED = ("out of resource", "invalid argument")
 """Parts of the driver's messages for a launch that did not start; the context is intact."""
 
 
-class Variants(Protocol):
-    """Loads cubins in place of one kernel's."""
-
-    def load(self, cubin: bytes) -> Any:
-        """A variant.  Raises ``RuntimeError`` if the driver does not load it."""
-        ...
-
-    def using(self, variant: Any) -> Any:
-        """A context in which launches of the kernel run the variant."""
-        ...
-
-    def unload(self, variant: Any) -> None:
-        """Free a variant that no longer runs."""
-        ...
-
-
 class TritonVariants:
     """Variants of one kernel of the present GPU."""
 
@@ -238,7 +223,7 @@ class TritonVariants:
         self._table, self._compiled = found[0]
 
     def load(self, cubin: bytes) -> Any:
-        """The kernel with another cubin."""
+        """The kernel with another cubin.  Raises ``RuntimeError`` if the driver refuses it."""
         variant = copy.copy(self._compiled)
         variant.asm = type(self._compiled.asm)(self._compiled.asm)
         variant.asm.pop("sass", None)
@@ -252,7 +237,10 @@ class TritonVariants:
 
     @contextmanager
     def using(self, variant: Any) -> Iterator[None]:
-        """Raises :class:`BadInput` at the end if a launch needed another compiled kernel."""
+        """A context in which launches of the kernel run the variant.
+
+        Raises :class:`BadInput` at the end if a launch needed another compiled kernel.
+        """
         cubin = self._compiled.asm["cubin"]
         saved = dict(self._table)
         same = [key for key, compiled in saved.items() if compiled.asm.get("cubin") == cubin]
@@ -277,11 +265,6 @@ class TritonVariants:
             ctypes.CDLL("libcuda.so.1").cuModuleUnload(ctypes.c_void_p(module))
 
 
-def is_refused_launch(error: RuntimeError) -> bool:
-    """Whether an error says that a launch did not start, such as for too many registers."""
-    return any(part in str(error).lower() for part in _REFUSED)
-
-
 Replay = Callable[[], object]
 _PROBES = 5
 """Samples that say how long a step takes."""
@@ -295,15 +278,16 @@ class StepEvaluator:
         step: AttentionStep,
         kernel: Kernel,
         plan: MeasurementPlan,
-        variants: Callable[[], Variants],
+        variants: Callable[[], Any],
         device: torch.device,
         sms: int,
         gpu: Mapping[str, str],
     ) -> None:
         """Run the original, and compare it with fp64.
 
-        ``variants`` is called after the original ran.  ``gpu``: what :meth:`info` says.  Raises
-        :class:`~nostall.core.errors.BadInput` if the original's result is wrong.
+        ``variants`` makes :class:`TritonVariants`, after the original ran.  ``gpu``: what
+        :meth:`info` says.  Raises :class:`~nostall.core.errors.BadInput` if the original's result
+        is wrong.
         """
         self.step, self.kernel, self.plan = step, kernel, plan
         self.device, self.sms, self.gpu = device, sms, gpu
@@ -385,7 +369,7 @@ class StepEvaluator:
         try:
             outcome = use(candidate)
         except RuntimeError as error:
-            if not is_refused_launch(error):
+            if not any(part in str(error).lower() for part in _REFUSED):
                 raise  # the context may be broken: the worker ends
             outcome = Outcome("rejected", detail=str(error))
         self.variants.unload(candidate)
@@ -472,10 +456,9 @@ def make_evaluator(
 ) -> StepEvaluator:
     """The evaluator on a GPU; called in the worker process.
 
-    Raises :class:`MissingPart` without a GPU.
+    Raises ``MissingPart`` without a GPU.
     """
-    if not torch.cuda.is_available():
-        raise MissingPart("no GPU is present; run this command on the GPU that will serve")
+    current_gpu()
     import triton
 
     # The originals are compiled, not the store's replacements of an earlier search.

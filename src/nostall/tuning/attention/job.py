@@ -12,6 +12,7 @@ from functools import partial
 from nostall.core.errors import BadInput, MissingPart
 from nostall.gpu import Device, Kernel, LocalGpu, MeasurementPlan
 from nostall.ptx.assemble.versions import Assembler, find_assemblers
+from nostall.serving.errors import current_gpu
 from nostall.store import Row, Store
 from nostall.tuning.assembler.candidate import build_state, find_hazards
 from nostall.tuning.assembler.job import open_setup, tune_assembler
@@ -44,11 +45,10 @@ class Gpu:
         """The current GPU.  Raises :class:`MissingPart` without one."""
         import torch
 
-        if not torch.cuda.is_available():
-            raise MissingPart("no GPU is present; run this command on the GPU that will serve")
+        name = current_gpu()
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         arch = f"sm_{properties.major}{properties.minor}"
-        return Gpu(str(properties.name), arch, properties.multi_processor_count)
+        return Gpu(name, arch, properties.multi_processor_count)
 
 
 @dataclass(frozen=True)

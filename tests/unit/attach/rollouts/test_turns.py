@@ -20,7 +20,7 @@ from benchmarks.serving.engine.rollouts import equal_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nostall.attach.rollouts.job import rate_with_prompts, rates, repeated, whole_rate
+from nostall.attach.rollouts.job import rates, repeated, whole_rate
 from nostall.attach.rollouts.turns import SLACK, measure
 from nostall.core.errors import BadInput
 from tests.unit.attach.rollouts.fake_engine import FakeEngine
@@ -78,7 +78,7 @@ def test_whole_generations_count_all_tokens_and_all_times() -> None:
     measured(GrowingRollout(2, 2, 32, 72), engine, rounds=2)
     (row,) = engine.record["rounds"]
     assert whole_rate(row) == pytest.approx(4 * 72 / (0.5 + 71e-2))
-    assert rate_with_prompts(row) == pytest.approx(4 * 72 / (1.5 + 71e-2))
+    assert whole_rate(row, with_prompts=True) == pytest.approx(4 * 72 / (1.5 + 71e-2))
 
 
 def test_requests_that_end_at_different_steps_give_all_tokens_over_all_seconds(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 import types
 from importlib.metadata import entry_points
@@ -144,3 +145,9 @@ def test_back_ends_are_registered_by_path(
     plugin.register()  # vLLM calls it in each process, and again in a fork
     assert register.paths["CUSTOM"] == OURS
     assert ("CPU_ATTN" in register.paths) == cpu
+
+
+def test_the_plugin_does_not_load_numba() -> None:
+    """vLLM's CPU build looks into all modules when it starts, and fails at llvmlite's."""
+    code = "import sys, nostall.attach.vllm.plugin; sys.exit('llvmlite' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from nostall.cli.serving.app import app
 from nostall.cli.serving.simulation import UNSHARED_REMARK
+from nostall.core.errors import BadInput
 from nostall.serving.simulate.engine import READ_ONCE_SEQUENCES
 
 
@@ -47,3 +48,12 @@ def test_each_policy_has_a_column_for_decodes_that_read_once(shares: bool, tmp_p
     assert (once < apart) == shares
     alone = json.loads(shown(path, "--format", "json"))["policies"]
     assert alone == [row for row in found if not row["reads_once"]]
+
+
+def test_a_trace_of_requests_that_do_not_fit_is_refused(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", shares=False)
+    with pytest.raises(BadInput, match="every request is longer than the KV cache of 1,000 tokens"):
+        shown(path, "--kv-tokens", 1000)
+    one = tmp_path / "one.jsonl"
+    one.write_text(path.read_text().splitlines()[0])
+    assert "one.jsonl has 1 request, so" in shown(one, "--requests", 2)

@@ -8,9 +8,15 @@ import pytest
 import torch
 
 from nostall.core.errors import BadInput
-from nostall.serving.attention.config import WIDE_HEAD_KERNEL, AttentionShape, KernelConfig
+from nostall.serving.attention.config import (
+    WIDE_HEAD_KERNEL,
+    AttentionPlan,
+    AttentionShape,
+    KernelConfig,
+)
 from nostall.serving.attention.launch import FP8, PagedCache, Scales, check_tensors
 from nostall.serving.attention.rules import PLANS, BatchKind, is_faster_than_fa3, plan_for
+from nostall.serving.tables.orders import ORDERS
 
 SHAPE = AttentionShape(8, 2, 64)
 
@@ -30,6 +36,16 @@ SHAPE = AttentionShape(8, 2, 64)
 def test_shapes_that_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         AttentionShape(**fields)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_programs_of_ranges_need_an_order_that_deals_to_programs(order: str) -> None:
+    kernel = KernelConfig(schedule="ranges")
+    if ORDERS[order].is_persistent:
+        assert AttentionPlan(kernel, order).order == order
+    else:
+        with pytest.raises(BadInput, match=f"schedule ranges and order {order}"):
+            AttentionPlan(kernel, order)
 
 
 def cache(*size: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -104,12 +120,9 @@ def test_wide_heads_have_their_own_kernel() -> None:
     assert plan.kernel.tiles == WIDE_HEAD_KERNEL.tiles
 
 
-def test_without_a_fixed_grid_each_unit_has_a_program() -> None:
+def test_plans_take_units_from_a_queue_so_that_a_graph_holds_their_launch() -> None:
     for head_dim in (128, 256):
-        shape = AttentionShape(head_dim=head_dim)
-        plan = plan_for(shape, BatchKind(True, 8), has_fixed_grid=False)
-        captured = plan_for(shape, BatchKind(True, 8))
-        assert (plan.kernel.schedule, plan.order) == ("unit", "sorted")
+        captured = plan_for(AttentionShape(head_dim=head_dim), BatchKind(True, 8))
         assert (captured.kernel.schedule, captured.order) == ("queue", "sorted")
 
 

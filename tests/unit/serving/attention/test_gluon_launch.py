@@ -84,5 +84,3 @@ def test_rules_take_it_where_it_runs(batch: BatchKind) -> None:
     assert plan_for(SHAPE, batch, has_gluon=True) == GLUON_PLANS.get(kind, PLANS[kind])
     windowed = AttentionShape(window=64)
     assert plan_for(windowed, batch, has_gluon=True) == PLANS[kind]
-    unit = plan_for(SHAPE, batch, has_fixed_grid=False, has_gluon=True)
-    assert unit.kernel.schedule == "unit"

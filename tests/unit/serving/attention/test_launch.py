@@ -19,7 +19,6 @@ from nostall.serving.attention.launch import (
 from nostall.serving.attention.rules import GLUON
 from nostall.serving.batch.examples import make_batch
 from nostall.serving.batch.ragged import PrefixGroup, RaggedBatch, pack_trees
-from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.columns import PREFIX_ROWS, UNITS
 from nostall.serving.tables.costs import TileSet
 from nostall.serving.tables.device import DeviceBuilder
@@ -62,7 +61,7 @@ def test_tables_with_groups_need_a_shape_that_has_prefixes(
 @pytest.mark.parametrize("shape", [SHAPE, WINDOWED])
 def test_the_host_refuses_the_same_tables(shape: AttentionShape) -> None:
     query, cache, out, lengths = tensors(BATCH)
-    batch = HostBatch(BATCH.query_starts, BATCH.kv_lengths, lengths.block_table, {})
+    batch = HostBatch(BATCH.query_starts, BATCH.kv_lengths, lengths.block_table)
     with pytest.raises(BadInput, match="has_prefixes True without a window"):
         execute(shape, build_tables(BATCH, SETTINGS), batch, query, *cache[:2], out)
 
@@ -77,10 +76,9 @@ def test_device_builders_say_whether_their_tables_may_have_groups() -> None:
     assert DeviceBuilder.of(SETTINGS, grouped, "cpu").tables.has_prefixes
 
 
-def test_buffers_without_groups_take_no_tables_with_groups() -> None:
+def test_buffers_say_whether_their_tables_have_groups() -> None:
     alone = build_tables(replace(BATCH, prefix_groups=()), SETTINGS)
     buffers = AttentionBuffers.of(alone, 64, CPU)
     assert not buffers.tables.has_prefixes
-    with pytest.raises(CapacityExceeded, match=r"8 prefix rows \(capacity 0\)"):
-        buffers.fill(build_tables(BATCH, SETTINGS))
     assert buffers.tables.counts.tolist() == alone.counts.tolist()
+    assert AttentionBuffers.of(build_tables(BATCH, SETTINGS), 64, CPU).tables.has_prefixes

@@ -15,6 +15,7 @@ from nostall.serving.attention.config import WIDE_HEAD_KERNEL, AttentionPlan
 from nostall.serving.attention.rules import DECODE, PLANS, VERIFY
 from nostall.serving.attention.space import PlanObjective, PlanSpace, plan_fields, plan_of
 from nostall.serving.tables.orders import ORDERS
+from nostall.serving.tables.settings import DEVICE_ORDERS
 from nostall.testing.space import check_space
 
 SPACE = PlanSpace([DECODE, VERIFY, WIDE_HEAD_KERNEL])
@@ -28,8 +29,8 @@ def test_every_plan_has_an_order_that_its_schedule_can_run() -> None:
     state = SPACE.start()
     for move in SPACE.moves(state):
         plan = SPACE.apply(state, move)
-        is_unit = plan.kernel.schedule == "unit"
-        assert is_unit <= (not ORDERS[plan.order].is_persistent)
+        assert plan.kernel.schedule != "unit"
+        assert ORDERS[plan.order].is_persistent or plan.kernel.schedule == "queue"
         assert plan.tile_set.heights == tuple(tile.rows for tile in plan.kernel.tiles)
 
 
@@ -69,6 +70,7 @@ def test_the_rules_of_prefix_groups_are_searched_where_batches_have_groups() -> 
 
     grouped = PlanSpace([DECODE, VERIFY], has_prefixes=True)
     assert parts(grouped) - parts(SPACE) == {"least_prefix", "least_saved_ns"}
+    assert {order for _, order, _ in grouped.choices["schedule"]} <= set(DEVICE_ORDERS)
     plan = replace(grouped.start(), least_saved_ns=0)
     assert plan.tile_set.least_saved_ns == 0
     check_space(grouped, steps=20)

@@ -48,6 +48,23 @@ def test_ranks_that_do_not_divide() -> None:
         MODELS["qwen2.5-7b"].layers(ranks=8)
 
 
+@pytest.mark.parametrize(("kv_heads", "ranks"), [(8, 3), (6, 4), (48, 1)])
+def test_kv_heads_that_no_ranks_share(kv_heads: int, ranks: int) -> None:
+    sizes = ModelSizes(
+        hidden_size=3072, intermediate_size=9216, num_attention_heads=24,
+        num_key_value_heads=kv_heads,
+    )  # fmt: skip
+    with pytest.raises(BadInput, match=f"{kv_heads} KV heads and {ranks} GPUs"):
+        sizes.layers(ranks)
+
+
+def test_a_missing_size_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"text_config": {"hidden_size": 4096}}')
+    with pytest.raises(BadInput, match="hidden_size: Field required"):
+        model_sizes(str(path))
+
+
 def test_sizes_that_the_kernel_cannot_compute() -> None:
     sizes = ModelSizes(hidden_size=100, intermediate_size=64, num_attention_heads=5)
     with pytest.raises(BadInput, match="multiples of 16"):

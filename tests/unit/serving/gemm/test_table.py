@@ -81,6 +81,9 @@ def test_damage_is_an_error_of_one_line(tmp_path: Path, change: dict[str, object
         {"m": 1, "kind": "cublaslt", "algorithm": "00"},
         {"m": 1, "kind": "cublaslt", "algorithm": "xy"},
         {"m": 1, "kind": "triton"},
+        {"m": 1, "kind": "triton", "config": [16, 64, 4096, 1, 4, 4, False, 8]},
+        {"m": 1, "kind": "triton", "config": [16, 48, 128, 1, 4, 4, False, 8]},
+        {"m": 1, "kind": "triton", "config": [16, 64, 128, 0, 4, 4, False, 8]},
         {"m": 0, "kind": "cublas"},
     ],
 )

@@ -13,16 +13,13 @@ from hypothesis import strategies as st
 from nostall.serving.errors import BadSchedule
 from nostall.serving.scheduling import Lease, Node, PrefixTree
 
-BLOCK = 3
-
 
 def nodes(node: Node, before: tuple[int, ...] = ()) -> Iterator[tuple[Node, tuple[int, ...]]]:
     """All nodes below one, with the symbols from the root to their end."""
-    for children in node.children.values():
-        for child in children:
-            symbols = before + child.symbols
-            yield child, symbols
-            yield from nodes(child, symbols)
+    for child in node.children.values():
+        symbols = (*before, child.symbol)
+        yield child, symbols
+        yield from nodes(child, symbols)
 
 
 class Engine:
@@ -30,28 +27,18 @@ class Engine:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.tree = PrefixTree(blocks, BLOCK)
-        self.content: dict[int, tuple[int, ...]] = {}
+        self.tree = PrefixTree(blocks)
+        self.content: dict[int, int] = {}
         self.running: list[tuple[Lease, tuple[int, ...]]] = []
 
-    def start(self, prompt: tuple[int, ...], copies_partial: bool) -> None:
+    def start(self, prompt: tuple[int, ...], most: int) -> None:
         """Admit a prompt, as a scheduler does: match, lease, reserve, compute, publish."""
         tree, available = self.tree, self.tree.available
         match = tree.match(prompt)
-        assert match.symbols == self.longest_match(prompt)
-        lease = tree.begin(match, copies_partial=copies_partial, most=len(prompt) - 1)
-        if lease is None:
-            assert tree.available == available
-            return
-        assert lease.matched <= min(match.symbols, len(prompt) - 1)
-        if copies_partial:
-            assert lease.matched == min(match.symbols, len(prompt) - 1)
-        else:
-            assert lease.matched == min(match.symbols, len(prompt) - 1) // BLOCK * BLOCK
-        if lease.copy:
-            copied = self.content[lease.copy.source][: lease.copy.symbols]
-            assert copied == prompt[: lease.matched][-lease.copy.symbols :]
-        missing = -(-len(prompt) // BLOCK) - len(lease.blocks)
+        assert len(match) == self.longest_match(prompt)
+        lease = tree.begin(match[:most])
+        assert len(lease.path) == min(len(match), most)
+        missing = len(prompt) - len(lease.blocks)
         could = missing <= tree.available
         assert tree.reserve(lease, missing) == could
         if not could:
@@ -66,14 +53,14 @@ class Engine:
         """Append generated symbols to a running sequence."""
         lease, sequence = self.running[place]
         longer = sequence + symbols
-        if self.tree.reserve(lease, max(-(-len(longer) // BLOCK) - len(lease.blocks), 0)):
+        if self.tree.reserve(lease, len(longer) - len(lease.blocks)):
             self.running[place] = (lease, longer)
             self.compute(lease, longer)
 
     def compute(self, lease: Lease, sequence: tuple[int, ...]) -> None:
         """Write the sequence into its own blocks; a shared block is never written."""
         for place in range(len(lease.path), len(lease.blocks)):
-            self.content[lease.blocks[place]] = sequence[place * BLOCK : (place + 1) * BLOCK]
+            self.content[lease.blocks[place]] = sequence[place]
 
     def finish(self, place: int) -> None:
         lease, sequence = self.running.pop(place)
@@ -100,18 +87,16 @@ class Engine:
         held = Counter(id(node) for lease, _ in self.running for node in lease.path)
         for node, symbols in shared:
             assert node.holders == held[id(node)]
-            assert self.content[node.block][: len(node.symbols)] == node.symbols
-            assert not node.children or len(symbols) % BLOCK == 0
+            assert self.content[node.block] == node.symbol == symbols[-1]
         idle = sum(not node.holders for node, _ in shared)
         assert tree.available == len(tree._free) + idle
         for lease, sequence in self.running:
-            stored = tuple(s for block in lease.blocks for s in self.content[block])
-            assert stored[: len(sequence)] == sequence
+            assert tuple(self.content[block] for block in lease.blocks) == sequence
 
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple)
 operations = st.one_of(
-    st.tuples(st.just("start"), prompts, st.booleans()),
+    st.tuples(st.just("start"), prompts, st.integers(0, 14)),
     st.tuples(st.just("grow"), st.integers(0, 9), prompts),
     st.tuples(st.just("finish"), st.integers(0, 9), st.none()),
 )
@@ -125,7 +110,7 @@ def test_blocks_counts_and_contents_stay_right(
     engine = Engine(blocks)
     for kind, first, second in steps:
         if kind == "start":
-            engine.start(first, bool(second))
+            engine.start(first, second)
         elif engine.running:
             place = int(first) % len(engine.running)
             if kind == "grow":
@@ -140,30 +125,27 @@ def test_blocks_counts_and_contents_stay_right(
 
 
 def test_the_least_recently_used_leaf_is_evicted_first() -> None:
-    tree = PrefixTree(3, 1)
+    tree = PrefixTree(3)
 
     def run(symbol: int) -> None:
-        lease = tree.begin(tree.match((symbol,)), copies_partial=False)
-        assert lease is not None
-        assert lease.matched or tree.reserve(lease, 1)
+        lease = tree.begin(tree.match((symbol,)))
+        assert lease.path or tree.reserve(lease, 1)
         tree.end(lease, (symbol,))
 
     for symbol in (1, 2, 3, 1, 4):
         run(symbol)
-    assert [tree.match((symbol,)).symbols for symbol in (1, 2, 3, 4)] == [1, 0, 1, 1]
+    assert [len(tree.match((symbol,))) for symbol in (1, 2, 3, 4)] == [1, 0, 1, 1]
 
 
 def test_a_stale_match_and_an_empty_pool_are_refused() -> None:
-    tree = PrefixTree(1, 2)
-    lease = tree.begin(tree.match((1, 2)), copies_partial=True)
-    assert lease is not None
+    tree = PrefixTree(1)
+    lease = tree.begin(tree.match((1,)))
     assert tree.reserve(lease, 1)
-    tree.end(lease, (1, 2))
-    match = tree.match((1, 2))
-    other = tree.begin(tree.match((3,)), copies_partial=True)
-    assert other is not None
+    tree.end(lease, (1,))
+    match = tree.match((1,))
+    other = tree.begin(tree.match((3,)))
     assert tree.reserve(other, 1)
     with pytest.raises(BadSchedule, match="evicted after the match"):
-        tree.begin(match, copies_partial=True)
-    with pytest.raises(BadSchedule, match="0 blocks of 2 symbols"):
-        PrefixTree(0, 2)
+        tree.begin(match)
+    with pytest.raises(BadSchedule, match="0 blocks; allowed"):
+        PrefixTree(0)

@@ -36,11 +36,9 @@ def tile_sets(draw: st.DrawFn, group: int) -> TileSet:
     heights = draw(st.sampled_from([(16, 64, 128), (16,), (64,), (16, 32, 64, 128), (128,)]))
     if heights[-1] < group:
         heights = (*heights, 128)
-    limits = draw(st.sampled_from([(), tuple(2 * height for height in heights)]))
     align = draw(st.sampled_from([16, 64, 128]))
     return TileSet(
         heights,
-        limits,
         split=draw(st.sampled_from([1 << 30, 512, 2048])),
         least_split=draw(st.sampled_from([128, 512])),
         units_per_program=draw(st.sampled_from([0, 1, 4])),

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.serving.host_tables import to_host
+from benchmarks.serving.host_tables import prefixes_in_pages, to_host
 from tools.interpreters.triton_interpreter import prepare
 
+from nostall.serving.batch.examples import make_batch
 from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import CapacityExceeded
 from nostall.serving.tables.costs import CostTable, TileSet
 from nostall.serving.tables.device import DeviceBuilder, Prefixes
 from nostall.serving.tables.host import HostBuilder, needed_capacity
-from nostall.serving.tables.prefix.leaders import SharedPrefixes
+from nostall.serving.tables.prefix.leaders import NO_PREFIXES
 from nostall.serving.tables.settings import TableCapacity, TableSettings, TaskTables
 
 LENGTHS = (0, 0, 1, 1, 1, 15, 16, 17, 33, 129, 260)
@@ -73,32 +74,26 @@ def cases() -> list[tuple[str, TableSettings, list[int], list[int], Groups]]:
     return [*((*case, ()) for case in without), *grouped]
 
 
-def build_both(
-    settings: TableSettings,
-    queries: list[int],
-    keys: list[int],
-    groups: Groups,
-    capacity: TableCapacity,
-) -> tuple[TaskTables, TaskTables]:
-    """The host's and the device's tables."""
-    arrays = np.array(queries, np.int32), np.array(keys, np.int32)
-    prefixes = SharedPrefixes.of(groups, len(queries))
-    host = HostBuilder.of(settings, capacity).build(*arrays, prefixes)
-    return host, build_device(settings, queries, keys, groups, capacity)
+PAGE = 32
 
 
-def build_device(
-    settings: TableSettings,
-    queries: list[int],
-    keys: list[int],
-    groups: Groups,
-    capacity: TableCapacity,
-) -> TaskTables:
-    starts = np.cumsum([0, *queries]).astype(np.int32)
-    prefixes = Prefixes(SharedPrefixes.of(groups, len(queries)))
-    builder = DeviceBuilder.of(settings, capacity, "cpu", workers=2 if len(queries) == 9 else 1)
-    lengths = torch.from_numpy(starts), torch.tensor(keys, dtype=torch.int32)
-    return to_host(builder.build(*lengths, prefixes if groups else None), capacity)
+class Batch:
+    """Lengths, and a block table whose pages show the groups; page 0 is in none."""
+
+    def __init__(self, queries: list[int], keys: list[int], groups: Groups) -> None:
+        made = make_batch(queries, keys, page_size=PAGE, prefix_groups=groups)
+        self.table, self.has_groups = made.block_table + 1, bool(groups)
+        self.lengths = made.query_lengths, made.kv_lengths
+        self.prefixes = NO_PREFIXES
+        if groups:
+            self.prefixes = prefixes_in_pages(self.table, *self.lengths, PAGE)
+
+    def build_device(self, settings: TableSettings, capacity: TableCapacity) -> TaskTables:
+        queries, keys = self.lengths
+        builder = DeviceBuilder.of(settings, capacity, "cpu", workers=2 if len(keys) == 9 else 1)
+        starts = torch.from_numpy(np.cumsum([0, *queries]).astype(np.int32))
+        prefixes = Prefixes(torch.from_numpy(self.table), PAGE) if self.has_groups else None
+        return to_host(builder.build(starts, torch.from_numpy(keys), prefixes), capacity)
 
 
 def differing(host: TaskTables, device: TaskTables) -> list[str]:
@@ -111,13 +106,10 @@ def refused(name: str) -> str:
     """The error of a batch that exceeds one field of the capacity, or what happened instead."""
     tiles = TileSet(split=512, least_prefix=256)
     settings = TableSettings(32, 8, 26, tiles, order="given")
-    batch, groups = ([1, 100, 1], [1500, 100, 1500]), (PrefixGroup((0, 2), 1024),)
-    exact = needed_capacity(
-        *(np.array(values, np.int32) for values in batch), settings, SharedPrefixes.of(groups, 3)
-    )
-    fields = vars(exact)
+    batch = Batch([1, 100, 1], [1500, 100, 1500], (PrefixGroup((0, 2), 1024),))
+    fields = vars(needed_capacity(*batch.lengths, settings, batch.prefixes))
     try:
-        build_device(settings, *batch, groups, TableCapacity(**{**fields, name: fields[name] - 1}))
+        batch.build_device(settings, TableCapacity(**{**fields, name: fields[name] - 1}))
     except CapacityExceeded as error:
         return str(error)
     return "no error"
@@ -129,10 +121,11 @@ def main() -> None:
     for name, settings, queries, keys, groups in cases():
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
-        lengths = np.array(queries, np.int32), np.array(keys, np.int32)
-        exact = needed_capacity(*lengths, settings, SharedPrefixes.of(groups, len(queries)))
+        batch = Batch(queries, keys, groups)
+        exact = needed_capacity(*batch.lengths, settings, batch.prefixes)
         larger = TableCapacity(*(size + 3 for size in vars(exact).values()))
-        host, device = build_both(settings, queries, keys, groups, larger)
+        host = HostBuilder.of(settings, larger).build(*batch.lengths, batch.prefixes)
+        device = batch.build_device(settings, larger)
         results["different"][name] = differing(host, device)
         results["units"][name] = len(host.used_tasks)
         results["prefix rows"][name] = len(host.used_prefix_rows)

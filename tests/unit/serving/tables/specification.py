@@ -8,8 +8,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nostall.serving.batch.ragged import PrefixGroup
-from nostall.serving.tables.costs import FRACTION_BITS, MAX_COST_NS
+from nostall.serving.tables.costs import FRACTION_BITS, MAX_COST_NS, TileSet
 from nostall.serving.tables.settings import TableSettings
+
+
+def tile_of(tiles: TileSet, query_length: int, group: int) -> int:
+    """Index of the tile that a sequence takes: the first that fits, otherwise the last."""
+    rows = query_length * group
+    for tile, height in enumerate(tiles.heights):
+        if max(group, rows) <= height:
+            return tile
+    return len(tiles.heights) - 1
 
 
 class Unit(NamedTuple):
@@ -164,7 +173,7 @@ class _Forest:
             start = max((node.end for node in kept if members < set(node.members)), default=0)
             end = tokens // tiles.kv_align * tiles.kv_align
             if self._pays(members, end - start):
-                tile = tiles.tile_of(self._tokens(members), self.settings.group)
+                tile = tile_of(tiles, self._tokens(members), self.settings.group)
                 stands = min(members - self.branches(members)[0])
                 kept.append(Kept(tuple(sorted(members)), start, end, tile, stands))
         return kept
@@ -180,7 +189,7 @@ class _Forest:
             return False
 
         def cost(query: int) -> int:
-            tile = settings.tiles.tile_of(query, settings.group)
+            tile = tile_of(settings.tiles, query, settings.group)
             tokens = settings.tiles.heights[tile] // settings.group
             return _ceil_div(query, tokens) * int(key[tile])
 
@@ -202,7 +211,7 @@ def _query_tiles(
     cuts = []
     for sequence, (query, length) in enumerate(zip(queries, keys, strict=True)):
         path = _path({sequence}, kept)
-        tile = tiles.tile_of(query, settings.group)
+        tile = tile_of(tiles, query, settings.group)
         tokens = tiles.heights[tile] // settings.group
         for start in range(0, query, tokens):
             count = min(tokens, query - start)

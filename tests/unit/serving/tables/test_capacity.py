@@ -11,10 +11,9 @@ from nostall.serving.attention.config import AttentionShape
 from nostall.serving.attention.rules import BatchKind, plan_for
 from nostall.serving.batch.ragged import PrefixGroup
 from nostall.serving.errors import BadTables
-from nostall.serving.tables.capacity import bounded_capacity
 from nostall.serving.tables.columns import PREFIX_ROWS, SAVED_NS
 from nostall.serving.tables.costs import TileSet
-from nostall.serving.tables.host import HostBuilder, needed_capacity
+from nostall.serving.tables.host import HostBuilder, bounded_capacity, needed_capacity
 from nostall.serving.tables.prefix.leaders import SharedPrefixes
 from nostall.serving.tables.settings import TableCapacity, TableSettings
 from tests.unit.serving.tables import batches
@@ -62,9 +61,7 @@ def test_the_scratch_of_decodes_with_shared_prefixes_is_tens_of_mebibytes(
 
 def test_the_tokens_of_a_tile_see_more_keys_than_one_window() -> None:
     """127 tokens with a window of 1 key see 127 keys, which are two splits of at least 128."""
-    tiles = TileSet(
-        heights=(16, 64, 128), up_to=(), split=1 << 30, least_split=128, units_per_program=1
-    )
+    tiles = TileSet(heights=(16, 64, 128), split=1 << 30, least_split=128, units_per_program=1)
     settings = TableSettings(8, 8, 132, tiles, window=1)
     needed = needed_capacity(np.array([127], np.int32), np.array([129], np.int32), settings)
     assert bounded_capacity(settings, 1, 127, 129).scratch_rows >= needed.scratch_rows > 0

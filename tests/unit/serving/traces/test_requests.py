@@ -93,7 +93,26 @@ def test_lines_without_a_time_are_refused_and_empty_lines_are_skipped(tmp_path: 
         load_requests(file)
 
 
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"\n", b"  "])
+def test_json_lines_may_begin_with_a_mark_or_spaces(before: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_bytes(before + b'{"timestamp": 7, "input_length": 600, "output_length": 5}\n')
+    assert [r.prompt for r in load_requests(file)] == [600]
+
+
+def test_a_limit_reads_no_more_lines_than_it_needs(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    line = '{"timestamp": %s, "input_length": 600, "output_length": 5}\n'
+    file.write_text(line % 7 + line % 9 + '{"timest')
+    assert len(load_requests(file, limit=2)) == 2
+    with pytest.raises(BadTrace, match="line 3"):
+        load_requests(file, limit=3)
+    file.write_text(line % 7 + line % 9 + line % 8 + line % 6)
+    assert [r.arrival_s for r in load_requests(file, limit=2)] == [0.0, pytest.approx(1e-3)]
+
+
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURST = "Timestamp,Request tokens,Response tokens\n"
 
 
 @pytest.mark.parametrize(
@@ -108,6 +127,13 @@ HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         (HEAD + "2023-11-16 18:17:03,x,2\n", "line 2: .*is no request"),
         (HEAD + "2023-11-16 18:17:03,1\n", "line 2: .*is no request"),
         (HEAD + "2023-11-16 18:17:03,0,2\n", "line 2: 0 prompt and 2 generated tokens"),
+        (HEAD + "20231116,7,3\n", "line 2: .*is no request"),
+        (HEAD + "2023-11-16,7,3\n", "line 2: .*is no request"),
+        (HEAD + "2023-11-16 18:17:03,99999999999,2\n", "up to 16,777,216"),
+        (HEAD + '"' + "a" * 200_000 + '",7,3\n', "line 2: field larger than field limit"),
+        (BURST + "1700000000000,7,3\n", "line 2: .*allowed are a time in seconds"),
+        ('[{"timestamp": 0}]', "is one JSON array"),
+        ('{"timestamp": 1e17, "input_length": 7, "output_length": 1}', "line 1: timestamp: "),
         ('{"timestamp": 0}\n', "line 1: input_length: Field required"),
         (
             '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}\n',

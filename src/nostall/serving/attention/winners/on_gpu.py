@@ -7,6 +7,7 @@ Exact attention of its sampled query tokens is computed in fp64 on the device of
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nostall.core.errors import MissingPart
 from nostall.core.measurement import Comparison
 from nostall.core.search import Budget
 from nostall.gpu.clock import Clock, ReplayClock, Run
@@ -31,10 +31,10 @@ from nostall.serving.attention.launch import (
     PagedCache,
 )
 from nostall.serving.attention.rules import PLANS, BatchKind, Kind, plan_for
-from nostall.serving.attention.space import FAILURES, PlanObjective, PlanSpace
-from nostall.serving.attention.winners.plan_store import PlanKey, record_of, save_plan
+from nostall.serving.attention.space import FAILURES, PlanObjective, PlanSpace, plan_fields
+from nostall.serving.attention.winners.plan_store import PlanKey, PlanRecord, save_plan
 from nostall.serving.batch.ragged import RaggedBatch, pack_trees
-from nostall.serving.errors import BadBatch
+from nostall.serving.errors import BadBatch, current_gpu
 from nostall.serving.tables.columns import REDUCTIONS, UNITS
 from nostall.serving.tables.host import build_tables
 
@@ -138,13 +138,10 @@ class GpuBatch:
         copies = min(max(2, -(-ROTATED_BYTES // (4 * int(np.prod(size))))), most_copies)
         caches = tuple(PagedCache(draw(*size), draw(*size)) for _ in range(copies))
         query = draw(int(ragged.query_lengths.sum()), shape.heads, shape.head_dim)
-        tensors = BatchTensors.of(
-            ragged.query_starts, ragged.kv_lengths, device_table(ragged), pack_trees(ragged), device
-        )
         tokens = sample_tokens(ragged)
         exact = torch.stack([exact_token(ragged, shape, query, caches[0], int(t)) for t in tokens])
         sampled = torch.from_numpy(tokens).to(device)
-        return GpuBatch(ragged, shape, query, caches, tensors, sampled, exact)
+        return GpuBatch(ragged, shape, query, caches, batch_tensors(ragged, device), sampled, exact)
 
     @staticmethod
     def empty(ragged: RaggedBatch, shape: AttentionShape, dtype: torch.dtype) -> GpuBatch:
@@ -159,13 +156,7 @@ class GpuBatch:
             shape,
             torch.empty(heads, dtype=dtype, device=device),
             (PagedCache(pages, pages),),
-            BatchTensors.of(
-                ragged.query_starts,
-                ragged.kv_lengths,
-                device_table(ragged),
-                pack_trees(ragged),
-                device,
-            ),
+            batch_tensors(ragged, device),
             sampled=nothing,
             exact=nothing,
         )
@@ -202,12 +193,13 @@ class GpuBatch:
         return run
 
 
-def device_table(ragged: RaggedBatch) -> NDArray[np.int32]:
-    """The block table with entries behind the last page 0, as wide as :data:`TABLE_WIDTH` says."""
+def batch_tensors(ragged: RaggedBatch, device: torch.device) -> BatchTensors:
+    """The tensors of a batch, its block table with zeros as wide as :data:`TABLE_WIDTH` says."""
     sequences, width = ragged.block_table.shape
     table = np.zeros((sequences, -(-width // TABLE_WIDTH) * TABLE_WIDTH), np.int32)
     table[:, :width] = np.maximum(ragged.block_table, 0)
-    return table
+    lengths = ragged.query_starts, ragged.kv_lengths
+    return BatchTensors.of(*lengths, table, pack_trees(ragged), device)
 
 
 CONFIRMATIONS = 2
@@ -275,18 +267,17 @@ def kind_of(batch: RaggedBatch) -> BatchKind:
 def rule_space(rule: AttentionPlan, shape: AttentionShape) -> PlanSpace:
     """The plans that can replace a rule's plan in a CUDA graph; the search starts at the rule's."""
     kernels = [rule.kernel, *(plan.kernel for plan in PLANS.values())]
-    return PlanSpace(kernels, has_fixed_grid=True, has_prefixes=shape.has_prefixes, start=rule)
+    return PlanSpace(kernels, has_prefixes=shape.has_prefixes, start=rule)
 
 
 def search_on_gpu(
     batch: RaggedBatch, name: str, shape: AttentionShape, dtype: str, seconds: float, seed: int
 ) -> Outcome:
-    """Search on the current GPU, and store the winner. Raises :class:`MissingPart` without one.
+    """Search on the current GPU, and store the winner. Raises ``MissingPart`` without one.
 
     ``dtype``: bfloat16 or float16. ``name``: the batch's name in the record.
     """
-    if not torch.cuda.is_available():
-        raise MissingPart("no GPU is present; run this command on the GPU that will serve")
+    gpu = current_gpu()
     device = torch.device("cuda", torch.cuda.current_device())
     described = kind_of(batch)
     kind = described.kind(shape.group)
@@ -299,7 +290,14 @@ def search_on_gpu(
     compared = found.comparison
     if found.plan is None or compared is None:
         return Outcome(kind, found, None)
-    key = PlanKey.of(shape, dtype, kind, str(torch.cuda.get_device_name(device)))
-    ratios = (compared.ratio, compared.low, compared.high)
-    record = record_of(key, found.plan, name, ratios, found.samples, found.evaluations)
+    record = PlanRecord(
+        key=PlanKey.of(shape, dtype, kind, gpu),
+        plan=json.loads(json.dumps(plan_fields(found.plan))),
+        batch=name,
+        ratio=compared.ratio,
+        low=compared.low,
+        high=compared.high,
+        samples=tuple(map(tuple, found.samples)),
+        evaluations=found.evaluations,
+    )
     return Outcome(kind, found, save_plan(record))

@@ -17,7 +17,7 @@ import nostall
 from nostall.core.launch import StrictModel
 from nostall.serving.attention.config import AttentionPlan, AttentionShape
 from nostall.serving.attention.rules import BatchKind, Kind, plan_for
-from nostall.serving.attention.space import plan_fields, plan_of
+from nostall.serving.attention.space import plan_of
 from nostall.serving.errors import BadPlan
 from nostall.store.folder import home
 from nostall.store.result_files import write_result_file
@@ -128,25 +128,3 @@ def plan_in_force(
     """
     key = PlanKey.of(shape, dtype, batch.kind(shape.group), gpu)
     return find_plan(key) or plan_for(shape, batch, has_gluon=has_gluon)
-
-
-def record_of(
-    key: PlanKey,
-    plan: AttentionPlan,
-    batch: str,
-    ratios: tuple[float, float, float],
-    samples: list[list[float]],
-    evaluations: int,
-) -> PlanRecord:
-    """The record of a winner; ``ratios`` are its ratio and the ends of the interval."""
-    ratio, low, high = ratios
-    return PlanRecord(
-        key=key,
-        plan=json.loads(json.dumps(plan_fields(plan))),
-        batch=batch,
-        ratio=ratio,
-        low=low,
-        high=high,
-        samples=tuple(map(tuple, samples)),
-        evaluations=evaluations,
-    )

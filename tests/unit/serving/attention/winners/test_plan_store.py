@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,12 @@ import pytest
 from nostall.attach.vllm.routing import StepKind, stored_plan
 from nostall.serving.attention.config import AttentionPlan, AttentionShape
 from nostall.serving.attention.rules import PLANS
+from nostall.serving.attention.space import plan_fields
 from nostall.serving.attention.winners.plan_store import (
     PlanKey,
     PlanRecord,
     find_plan,
     plans_folder,
-    record_of,
     save_plan,
 )
 from nostall.serving.errors import BadPlan
@@ -26,7 +28,10 @@ PLAN = AttentionPlan(PLANS["decode"].kernel, "sorted", split=2048)
 
 
 def record(key: PlanKey) -> PlanRecord:
-    return record_of(key, PLAN, "mixed.json", (1.1, 1.08, 1.12), [[1.1], [1.0], [1.1]], 30)
+    return PlanRecord(
+        key=key, plan=json.loads(json.dumps(plan_fields(PLAN))), batch="mixed.json", ratio=1.1,
+        low=1.08, high=1.12, samples=((1.1,), (1.0,), (1.1,)), evaluations=30,
+    )  # fmt: skip
 
 
 def test_a_plan_is_found_for_its_key_only(tmp_path: Path) -> None:
@@ -64,6 +69,12 @@ def test_the_plug_in_takes_stored_plans(
     path = save_plan(record(PlanKey.of(SHAPE, "bfloat16", "decode", GPU)))
     assert path.parent == plans_folder()
     assert stored_plan(StepKind.DECODE, SHAPE, "bfloat16", GPU) == PLAN
+    grouped = replace(SHAPE, has_prefixes=True)
+    for order in ("sorted", "paired"):  # the device does not build tables in pairs
+        kept = record(PlanKey.of(grouped, "bfloat16", "decode", GPU))
+        save_plan(kept.model_copy(update={"plan": {**kept.plan, "order": order}}))
+        found = stored_plan(StepKind.DECODE, grouped, "bfloat16", GPU)
+        assert (found is None) == (order == "paired")
     path.write_text("{")
     with caplog.at_level(logging.WARNING, "nostall"):
         assert stored_plan(StepKind.DECODE, SHAPE, "bfloat16", GPU) is None

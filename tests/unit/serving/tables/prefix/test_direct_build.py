@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from nostall.serving.tables import device  # noqa: E402
-from nostall.serving.tables.capacity import bounded_capacity  # noqa: E402
 from nostall.serving.tables.costs import TileSet  # noqa: E402
 from nostall.serving.tables.device import DeviceBuilder, KernelLaunch, Prefixes  # noqa: E402
+from nostall.serving.tables.host import bounded_capacity  # noqa: E402
 from nostall.serving.tables.prefix import direct_build  # noqa: E402
 from nostall.serving.tables.prefix.direct_build import DirectBuild  # noqa: E402
 from nostall.serving.tables.settings import TableSettings  # noqa: E402
