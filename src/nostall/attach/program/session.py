@@ -62,7 +62,7 @@ from nostall.attach.program.shadow import (
     current_autocast,
     restore_version_limit,
 )
-from nostall.attach.program.tracing import Trace, trace_obstacle
+from nostall.attach.program.tracing import Trace, open_trace
 
 _clock = time.perf_counter
 """Taken before the program runs, which may replace it."""
@@ -124,8 +124,8 @@ class Session:
         self._watch_began = 0.0
         self._driver_calls = 0
         self._trace: Trace | None = None
-        self._usual, self._is_usual = 0, True
-        """Key of the most frequent watched steps; whether all traced steps have it."""
+        self._usual = 0
+        """Key of the most frequent watched steps."""
         self._facts_known: dict[str, Any] = {}
         """Of the watched steps, while more are traced."""
 
@@ -305,51 +305,37 @@ class Session:
         self._facts_known = self._facts(kept)
         if not self.losses.largest:
             self.losses.settle()
-        reason = "the program ended before" if not traces else self._start_trace()
-        if reason:
-            self._emit_watched(trace_obstacle=reason)
+        self._start_trace("" if traces else "the program ended before")
 
-    def _start_trace(self) -> str:
-        """Trace the steps that follow; a reason if that is not done."""
-        if not self._facts_known["cuda"]:
-            return "only steps on GPUs are traced"
-        if not (self.settings.get("trace") or self._current):
-            return "steps are traced after all attempts, because later steps stay slower"
-        if self._facts_known["rank"]:
-            return "rank 0 is traced"
-        if reason := trace_obstacle():
-            return reason
-        try:
-            self._trace, self._is_usual = Trace(f"{self.settings['folder']}/trace.json"), True
-        except Exception as error:  # any error of a profiler: the watch needs none
-            return f"the profiler fails: {type(error).__name__}: {error}"
-        return ""
+    def _start_trace(self, reason: str) -> None:
+        """Trace the steps that follow, or tell the reason why that is not done."""
+        late = not (self.settings.get("trace") or self._current)
+        reason = (
+            reason or (not self._facts_known["cuda"] and "only steps on GPUs are traced")
+            or (late and "steps are traced after all attempts, because later steps stay slower")
+            or (self._facts_known["rank"] and "rank 0 is traced") or ""
+        )  # fmt: skip
+        opened = reason or open_trace(f"{self.settings['folder']}/trace.json")
+        if isinstance(opened, str):
+            self._emit_watched(trace_obstacle=opened)
+        else:
+            self._trace = opened
 
     def _trace_step(self, step: Step) -> None:
         trace = self._trace
         assert trace is not None
-        self._is_usual = self._is_usual and step.key == self._usual
+        trace.is_usual = trace.is_usual and step.key == self._usual
         if trace.steps + 1 < TRACED:
             trace.step()
             return
         self._sync()
         trace.step(last=True)
         self._trace = None
-        if not self._is_usual:  # an evaluation, which is more work than a step has
-            trace.stop()
-            self._emit_watched(trace_obstacle="a traced step did other work than the usual ones")
-            return
-        try:
-            self._emit_watched(trace_file=trace.path, padded=trace.write())
-        except Exception as error:  # any error of a profiler: the watch needs none
-            with contextlib.suppress(Exception):
-                trace.stop()
-            reason = f"the profiler fails: {type(error).__name__}: {error}"
-            self._emit_watched(trace_obstacle=reason)
+        self._emit_watched(**trace.finish())
 
     def _stop_trace(self) -> None:
-        if self._trace is not None:
-            trace, self._trace = self._trace, None
+        trace, self._trace = self._trace, None
+        if trace is not None:
             trace.stop()
 
     def _emit_watched(self, **trace: Any) -> None:
@@ -475,8 +461,7 @@ class Session:
             self.losses.wanted = isinstance(change, CompiledLoss)
         elif what == "trace":
             self._apply(())
-            if reason := self._start_trace():
-                self._emit_watched(trace_obstacle=reason)
+            self._start_trace("")
         elif what == "warm":
             self._make(order)
             self._apply(order["arm"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ class Trace:
             record_shapes=True,
         )
         self.steps = 0
+        self.is_usual = True
+        """Whether all of its steps did the usual work."""
         self._profile.start()
         self._begin()
 
@@ -66,6 +69,18 @@ class Trace:
         events = self._profile.profiler.kineto_results.events()
         return [e.correlation_id() for e in events if e.name() in PRODUCTS and _is_padded(e)]
 
+    def finish(self) -> dict[str, Any]:
+        """What the watch says of the trace: its file and :meth:`write`, or why there is none."""
+        if not self.is_usual:  # an evaluation, which is more work than a step has
+            self.stop()
+            return {"trace_obstacle": "a traced step did other work than the usual ones"}
+        try:
+            return {"trace_file": self.path, "padded": self.write()}
+        except Exception as error:  # any error of a profiler: the watch needs none
+            with contextlib.suppress(Exception):
+                self.stop()
+            return {"trace_obstacle": f"the profiler fails: {type(error).__name__}: {error}"}
+
 
 def _is_padded(event: Any) -> bool:
     """Whether a compiler pads or fuses a product."""
@@ -82,6 +97,14 @@ def _is_padded(event: Any) -> bool:
     if not is_inner_largest and rows * inner * columns <= NEVER_PADDED * touched:
         return False
     return any(size % multiple for size in (rows, inner, columns))
+
+
+def open_trace(path: str) -> Trace | str:
+    """A running profile, or why none can be taken."""
+    try:
+        return trace_obstacle() or Trace(path)
+    except Exception as error:  # any error of a profiler: the watch needs none
+        return f"the profiler fails: {type(error).__name__}: {error}"
 
 
 def trace_obstacle() -> str:

@@ -25,7 +25,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program
     gc.collect()
     facts = session.Session._facts
     monkeypatch.setattr(session.Session, "_facts", lambda *a: {**facts(*a), "cuda": True})
-    monkeypatch.setattr(session, "Trace", lambda path: Trace(path, ["CPU"]))
+    monkeypatch.setattr(tracing, "Trace", lambda path: Trace(path, ["CPU"]))
     program = Program(tmp_path)
     program.session.settings = {**program.session.settings, "trace": True}
     yield program
@@ -121,7 +121,7 @@ def test_a_profiler_that_fails_ends_no_watch(
     def fail(*_: Any) -> Any:
         raise RuntimeError("CUPTI is not allowed")
 
-    monkeypatch.setattr(tracing.Trace, "write", fail)
+    monkeypatch.setattr(Trace, "write", fail)
     program.run(14)
     (watched,) = program.events("watched")
     assert "CUPTI is not allowed" in watched["trace_obstacle"]
