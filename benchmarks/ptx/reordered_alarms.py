@@ -95,8 +95,9 @@ def judge(named: tuple[str, str], orders: int) -> tuple[str, Row]:
             row["validated"] += 1
             row["instructions"] += verdict.checked
             if verdict.findings:
-                first = str(verdict.findings[0])[:300]
-                row["refused"].append({"order": number, "ptxas": assembler.version, "why": first})
+                first = verdict.findings[0]
+                why = f"{first.kind} {first.offset:#x}: {first.instruction}: {first.reason}"[:300]
+                row["refused"].append({"order": number, "ptxas": assembler.version, "why": why})
     return name, row
 
 
