@@ -105,7 +105,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "random_orders.json"),
     _row("ptx.reordered_alarms", "CPU",
          "Does the verifier accept what ptxas makes of re-ordered PTX?",
-         "reordered_alarms.json"),
+         "reordered_alarms.json cutlass_alarms.json"),
     _row("ptx.regressions", "CPU",
          "Which kernels get worse static properties from a newer ptxas, and what is recovered?",
          "regressions.json.gz", "assembler.md", module="ptx.compilers.regressions"),

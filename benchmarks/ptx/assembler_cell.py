@@ -20,7 +20,6 @@ from nostall.sass.binary.code_hash import code_sha256
 from nostall.search import Anneal, Sip
 from nostall.search.orders.random_orders import best_of_portfolio
 from nostall.tuning.assembler.job import AssemblerJob, Setup, Winner, open_setup
-from nostall.tuning.assembler.objective import count_dropped
 from nostall.tuning.assembler.recipes.recipe import Recipe, rebuild
 from nostall.tuning.gpu_objective import Decision, decide, race_states
 from nostall.tuning.job import tune
@@ -183,7 +182,11 @@ def _search_record(setup: Setup, job: AssemblerJob, seconds: float) -> dict[str,
     objective = job.objective
     return {
         "counts": dict(objective.outcome_counts),
-        "dropped": count_dropped(objective.outcome_counts),
+        "dropped": {
+            why: n
+            for why, n in objective.outcome_counts.items()
+            if why not in ("timed", "measured again")
+        },
         "search": {
             "waiting_s": round(objective.waiting_seconds, 3),
             "search_s": round(seconds, 2),

@@ -8,6 +8,16 @@ made from. The PTX is that of the corpus (see ``ptx.random_orders``), and of the
 ``benchmarks.kernels.unseen``, compiled by Triton for sm_90. Each order is assembled by one of the
 versions of ptxas that accept the original, in turn, and validated by itself. A refusal is a false
 alarm, unless ptxas is wrong. A second run goes on.
+
+``--files`` takes other PTX. The proof must accept each order of it, too. cutlass_alarms.json is of
+examples of https://github.com/NVIDIA/cutlass at commit 7107b05535f8 (``exN`` is example N; of 77,
+the file 77_blackwell_mla.cu with -DFP16; of 55, the file 55_hopper_int4_bf16_gemm.cu), each
+compiled by nvcc 13.0 in the repository's folder, with -arch=sm_90a, sm_100a or sm_120a:
+
+    nvcc -std=c++17 -O3 -DNDEBUG --expt-relaxed-constexpr -arch=ARCH -Iinclude \\
+        -Itools/util/include -Iexamples/common -ptx -o exN.ptx examples/N_.../N_....cu
+    python -m benchmarks run ptx.reordered_alarms --orders 2 --files ex*.ptx \\
+        --out benchmarks/ptx/results/cutlass_alarms.json
 """
 
 from __future__ import annotations
@@ -18,7 +28,7 @@ import os
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -35,6 +45,7 @@ from nostall.ptx.assemble.command import plain_command
 from nostall.ptx.assemble.ptxas import run_ptxas
 from nostall.ptx.assemble.versions import find_assemblers
 from nostall.ptx.program.module import parse
+from nostall.ptx.safety.validate import Validator
 from nostall.ptx.schedule.space import PtxSpace
 from nostall.sass import validate
 
@@ -53,6 +64,7 @@ def judge(named: tuple[str, str], orders: int) -> tuple[str, Row]:
     """Validate the original and random orders of one PTX file."""
     name, text = named
     row: Row = {"validated": 0, "instructions": 0, "refused": [], "not_assembled": 0}
+    proof = Validator(text)
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     arguments = plain_command(text).arguments()
     with tempfile.TemporaryDirectory(prefix="nostall-") as folder:
@@ -68,6 +80,9 @@ def judge(named: tuple[str, str], orders: int) -> tuple[str, Row]:
                 space = PtxSpace(parse(ordered), kernel.name)
                 sigma = SIGMAS[number % len(SIGMAS)]
                 ordered = space.text(space.reorder(space.start(), rng, sigma))
+            if findings := proof.check(ordered).findings:
+                row["refused"].append({"order": number, "why": f"proof: {findings[0]}"[:300]})
+                continue
             found = run_ptxas(assembler, ordered, arguments, Path(folder))
             if found.status != "assembled":
                 row["not_assembled"] += 1
@@ -80,8 +95,9 @@ def judge(named: tuple[str, str], orders: int) -> tuple[str, Row]:
             row["validated"] += 1
             row["instructions"] += verdict.checked
             if verdict.findings:
-                first = str(verdict.findings[0])[:300]
-                row["refused"].append({"order": number, "ptxas": assembler.version, "why": first})
+                first = verdict.findings[0]
+                why = f"{first.kind} {first.offset:#x}: {first.instruction}: {first.reason}"[:300]
+                row["refused"].append({"order": number, "ptxas": assembler.version, "why": why})
     return name, row
 
 
@@ -104,6 +120,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--orders", type=int, default=3, help="random orders of each kernel")
     parser.add_argument("--every", type=int, default=1, help="every N-th file of the corpus")
     parser.add_argument("--match", default="", help="only files with this in their name")
+    parser.add_argument("--files", type=Path, nargs="*", default=[], help="PTX files instead")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
 
@@ -113,7 +130,11 @@ def main(options: argparse.Namespace) -> int:
     rows: dict[str, Row] = {}
     if options.out.is_file():
         rows = json.loads(options.out.read_text())["rows"]
-    everything = (*unseen_texts(), *texts(options.every))
+    everything: Iterable[tuple[str, str | None]] = (
+        ((path.stem, path.read_text()) for path in options.files)
+        if options.files
+        else (*unseen_texts(), *texts(options.every))
+    )
     wanted = [
         (name, text)
         for name, text in everything

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from nostall.gpu.replayed_device import OutcomeRecord
 from nostall.sass.binary.cubin import Cubin
 from nostall.sass.program import cover_rules
 from nostall.sass.safety import latency
+from tests.unit.gpu.replayed_device import OutcomeRecord
 
 FOLDER = Path(__file__).parent / "recorded"
 

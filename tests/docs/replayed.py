@@ -20,8 +20,8 @@ from typing import Any
 import nostall.gpu
 from nostall.core.errors import BadRun
 from nostall.gpu import Kernel, MeasurementPlan, Outcome
-from nostall.gpu.replayed_device import Method, OutcomeRecord
 from tests.docs.recording import DeviceRecording, GpuCommand, code_hash
+from tests.unit.gpu.replayed_device import Method, OutcomeRecord
 
 OpenDevice = Callable[..., Any]
 """As :class:`nostall.gpu.LocalGpu`: (kernel, plan, ordinal) -> a device with ``close``."""

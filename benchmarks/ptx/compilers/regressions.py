@@ -140,10 +140,10 @@ def assemble(source: Source, assemblers: Sequence[Assembler]) -> list[Row]:
         run = _run(source.ptx, command, assembler)
         text, lowered = lower_version(source.ptx, run)
         run = _run(text, command, assembler) if lowered else run
-        if run.resources is None:
+        cubin, resources = run.cubin, run.resources.get(source.kernel)
+        if resources is None:
             rows.append({"failure": run.detail[:120]})
             continue
-        cubin, resources = run.cubin, run.resources
         rows.append(
             {
                 "code": machine_code(cubin),

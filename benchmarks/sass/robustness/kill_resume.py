@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.unit.gpu.replayed_device import RecordingDevice, ReplayedDevice
 
 from benchmarks.harness.result_file import save
 from benchmarks.kernels.examples import EXAMPLES
 from nostall.core import LaunchSpec, Run
-from nostall.gpu import Device, Outcome, RecordingDevice, ReplayedDevice, Timing
+from nostall.gpu import Device, Outcome, Timing
 from nostall.search import loop, make
 from nostall.tuning.job import describe, tune
 from nostall.tuning.settings import Settings

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         Timing,
         TimingMethod,
     )
-    from nostall.gpu.replayed_device import RecordingDevice, ReplayedDevice
     from nostall.gpu.worker import LocalGpu
 
 __all__ = [
@@ -28,8 +27,6 @@ __all__ = [
     "MeasurementPlan",
     "Outcome",
     "PendingOutcome",
-    "RecordingDevice",
-    "ReplayedDevice",
     "Timing",
     "TimingMethod",
 ]
@@ -38,6 +35,5 @@ __getattr__ = lazy_exports(
     __name__,
     __all__,
     "device",
-    "replayed_device",
     "worker",
 )

@@ -45,6 +45,7 @@ build blackwell blackwell "" 100a
 build wide_conversions wide_conversions "" 75 86 90 120
 build tensor_ring tensor_ring "" 100a
 build block_scaled block_scaled "" 120a
+build bulk_stores bulk_stores "" 90a 100a 120a
 build unit_order unit_order "-DFEW" 80 90 120
 # PTX for sm_80: nvcc makes other reductions for sm_100.
 nvcc -cubin -O3 -DFEW -gencode arch=compute_80,code=sm_100 -o unit_order.sm_100.cubin unit_order.cu

@@ -27,8 +27,6 @@ from nostall.gpu import (
     LocalGpu,
     MeasurementPlan,
     Outcome,
-    RecordingDevice,
-    ReplayedDevice,
 )
 from nostall.sass import Program
 from nostall.sass.schedule import ScheduleSpace
@@ -38,6 +36,7 @@ from nostall.tuning.gpu_objective import GpuObjective
 from nostall.tuning.job import TuningResult, describe, tune
 from nostall.tuning.settings import Settings
 from tests.e2e.sockets import listening
+from tests.unit.gpu.replayed_device import RecordingDevice, ReplayedDevice
 from tests.unit.gpu.test_worker import make_fake
 
 dask = pytest.importorskip("dask")

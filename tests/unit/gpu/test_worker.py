@@ -21,10 +21,9 @@ from nostall.gpu import (
     LocalGpu,
     MeasurementPlan,
     Outcome,
-    RecordingDevice,
-    ReplayedDevice,
     Timing,
 )
+from tests.unit.gpu.replayed_device import RecordingDevice, ReplayedDevice
 
 KERNEL = Kernel(b"original", "k", LaunchSpec())
 PLAN = MeasurementPlan(deadline=2.0)

@@ -53,6 +53,9 @@ class AssemblerState(Protocol):
     @property
     def assembler(self) -> str: ...
 
+    @property
+    def kernel_name(self) -> str: ...
+
 
 class RendersPtx(Protocol):
     """The part of a space of PTX programs that a build needs."""
@@ -148,7 +151,7 @@ class Builder:
             "serialized" if codes else "built",
             sha256,
             b"" if codes else run.cubin,
-            run.resources,
+            run.resources.get(state.kernel_name or self.spec.kernel),
             run.messages,
             _describe_codes(codes, run.messages),
             dict(codes),

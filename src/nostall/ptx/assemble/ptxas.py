@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -17,6 +17,7 @@ TIMEOUT_SECONDS = 60.0
 """Time limit of one run; kernels of 3,000 PTX lines take about one second."""
 _MAX_DETAIL = 300
 """Characters of the messages in a failure."""
+_KERNEL = re.compile(r"Compiling entry function '([^']+)'")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _STACK = re.compile(r"(\d+) bytes stack frame")
@@ -37,7 +38,7 @@ RunStatus = Literal["assembled", "error", "timeout"]
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that ptxas reports: the largest of the file's functions."""
+    """Resources that ptxas reports of a kernel, with those of the functions that it calls."""
 
     registers: int
     """Registers of one thread."""
@@ -58,7 +59,8 @@ class PtxasRun:
     """Empty unless ``status`` is ``assembled``."""
     messages: tuple[str, ...] = ()
     """Lines of its output except those of every verbose run; no file names."""
-    resources: Resources | None = None
+    resources: Mapping[str, Resources] = field(default_factory=dict[str, Resources])
+    """By kernel; empty if ptxas reported none."""
     detail: str = ""
     """Why there is no cubin."""
     seconds: float = 0.0
@@ -111,14 +113,21 @@ def read_messages(output: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line and not any(part in line for part in _ROUTINE))
 
 
-def read_resources(output: str) -> Resources | None:
-    """The resources in ptxas's verbose output; None if it names no registers."""
-    registers = [int(n) for n in _REGISTERS.findall(output)]
-    if not registers:
-        return None
-    spills = [int(stores) + int(loads) for stores, loads in _SPILLS.findall(output)]
-    stacks = [int(n) for n in _STACK.findall(output)]
-    shared = [int(n) for n in _SHARED.findall(output)]
-    return Resources(
-        max(registers), max(spills, default=0), max(stacks, default=0), max(shared, default=0)
-    )
+def read_resources(output: str) -> dict[str, Resources]:
+    """The resources of each kernel in ptxas's verbose output.
+
+    The functions that a kernel calls are listed after it, and count with the largest.
+    """
+    found: dict[str, Resources] = {}
+    _, *parts = _KERNEL.split(output)
+    for kernel, part in zip(parts[::2], parts[1::2], strict=True):
+        if registers := _REGISTERS.search(part):
+            spills = (int(stores) + int(loads) for stores, loads in _SPILLS.findall(part))
+            stacks, shared = (map(int, p.findall(part)) for p in (_STACK, _SHARED))
+            found[kernel] = Resources(
+                int(registers[1]),
+                max(spills, default=0),
+                max(stacks, default=0),
+                max(shared, default=0),
+            )
+    return found

@@ -62,8 +62,12 @@ def reading(*resources: Resource) -> Effect:
 PURE = Effect()
 FENCE = writing(Resource.FENCE, also=MEMORY)
 """Keeps its order with all fences and with all accesses of memory that threads write."""
-DEVICE_FENCE = FENCE | writing(Resource.STABLE)
-"""A fence that also orders loads of constant memory: other kernels or blocks may depend on it."""
+DEVICE_FENCE = FENCE | writing(Resource.STABLE, Resource.WARP)
+"""A fence that other threads may wait for.
+
+It also orders loads of constant memory, as other kernels or blocks may depend on it, and exchanges:
+a thread of the warp that waits for it comes to an exchange of all threads only then.
+"""
 BARRIER = FENCE | writing(Resource.CONVERGENCE, Resource.WARP)
 """A fence that also orders the instructions that a warp executes together."""
 ALIGNED = reading(Resource.CONVERGENCE)

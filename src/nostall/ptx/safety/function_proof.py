@@ -155,12 +155,13 @@ _STATE_RULES: dict[int, tuple[str, str]] = {
         "must be the original's",
     ),
     state.CARRY: ("carry-order", "it must read the carry flag of the original's instruction"),
+    state.EFFECTS: ("effect-order", "the effects before it must be the original's, in order"),
     state.EXCHANGES: (
         "convergence",
-        "the operations of a warp and the barriers before it must be the original's",
+        "the operations of a warp, the barriers, and what threads may wait for before it must "
+        "be the original's",
     ),
     state.BARRIERS: ("convergence", "the barriers before it must be the original's"),
-    state.EFFECTS: ("effect-order", "the effects before it must be the original's, in order"),
     state.GLOBAL: ("memory-order", "the stores and effects on global memory before it differ"),
     state.SHARED: ("memory-order", "the stores and effects on shared memory before it differ"),
     state.LOCAL: ("memory-order", "the stores and effects on local memory before it differ"),

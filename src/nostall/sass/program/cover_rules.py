@@ -85,7 +85,7 @@ _FUNCTIONS = frozenset(("MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "FCHK"))
 _BIT_COUNTS = frozenset(("POPC", "FLO", "BREV"))
 _OPCODES = (
     "LDG STG LDL STL LDS STS LDSM STSM SHFL MOVM LDGSTS ATOMS ATOMG RED REDUX ATOM S2UR BAR LDTM "
-    "STTM UTMALDG LD ST"
+    "STTM UTMALDG UTMASTG UTMAPF SYNCS LD ST"
 )
 _TENSOR_CORE = "UTCHMMA UTCQMMA UTCIMMA UTCOMMA UTCMXQMMA UTCBAR UTCCP UTCSHIFT"
 _OWN_GROUP = (
@@ -133,7 +133,8 @@ _SOURCES_IN_ORDER = {
     "warp reductions": "REDUX",
     "tensor memory": "LDTM STTM",
     "tensor core": "tensor-core",
-    "bulk loads": "UTMALDG",
+    "bulk copies": "UTMALDG UTMASTG UTMAPF",
+    "mbarriers": "SYNCS",
 }
 """Queue -> the groups that go through it.  A queue reads the sources of its instructions in issue
 order.  Compiler output needs some pairs of each queue; which ones is a matter of the program.  On

@@ -12,12 +12,12 @@ limits nor NVIDIA's tables.  There are two kinds of numbers:
 Distances at which results were wrong on a GPU (:mod:`.measured_distances`) raise both.  With
 ``measured_latencies``, measured minima lower both.
 
-There are three sources.  ``floors/sm_N.json`` is mined from a corpus of cubins, over all paths,
-and ``floors/own/sm_N.json`` in the same way from code that was written for pairs that this corpus
-hardly has.  ``floors/libraries/sm_N.json`` is mined from the libraries in wheels, in
-straight-line code
-(``python -m tools.mining``).  A smaller distance that a compiler kept often enough is safe, so the
-smallest row counts.
+There are four sources. ``floors/sm_N.json`` is mined from a corpus of cubins, over all paths, and
+``floors/own/sm_N.json`` in the same way from code that was written for pairs that this corpus
+hardly has. ``floors/libraries/sm_N.json`` is mined from the libraries in wheels, in straight-line
+code (``python -m tools.mining``). ``floors/cutlass/sm_N.json`` has floors alone, mined as those of
+the corpus, from kernels of CUTLASS with opcodes and pairs that the others lack. A smaller distance
+that a compiler kept often enough is safe, so the smallest row counts.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def load(family: int) -> MinedTables | None:
     if not corpus_path.is_file():
         return None
     corpus = json.loads(corpus_path.read_text())
-    further = [folder.joinpath(name, f"sm_{family}.json") for name in ("own", "libraries")]
+    names = ("own", "libraries", "cutlass")
+    further = [folder.joinpath(name, f"sm_{family}.json") for name in names]
     return combine(corpus, *(json.loads(p.read_text()) for p in further if p.is_file()))
 
 

@@ -87,8 +87,9 @@ def _result(
         module = parse(source.ptx)
         others = [a for a in others if not known_faults(module, a.version, command.target)]
     assemblers = (own, *others)
-    registers = run.resources.registers if run.resources else 0
-    spills = run.resources.spill_bytes if run.resources else 0
+    resources = run.resources.get(source.kernel)
+    registers = resources.registers if resources else 0
+    spills = resources.spill_bytes if resources else 0
     return CompilerCommand(command, assemblers, reproduces, registers, spills)
 
 

@@ -6,7 +6,7 @@ import heapq
 import math
 import queue
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import count
@@ -347,8 +347,3 @@ def idle_share(objective: AssemblerObjective, seconds: float) -> float:
     """Part of ``seconds`` in which the device did not load, check or time a candidate."""
     busy = sum(objective.phase_seconds[phase] for phase in DEVICE_PHASES)
     return max(0.0, 1.0 - busy / seconds) if seconds > 0 else math.nan
-
-
-def count_dropped(counts: Mapping[str, int]) -> dict[str, int]:
-    """Candidates that were not timed, by reason."""
-    return {why: n for why, n in counts.items() if why not in ("timed", "measured again")}

@@ -307,7 +307,8 @@ def older_by_cubin(source: Source, cubin: bytes, label: str) -> Binary:
 
 
 def _binary(source: Source, assembler: Assembler, run: PtxasRun) -> Binary:
-    spilled = run.resources.spill_bytes if run.resources else None
+    resources = run.resources.get(source.kernel)
+    spilled = resources.spill_bytes if resources else None
     properties = read_properties(run.cubin, source.kernel, source.launch, spill_bytes=spilled)
     return Binary(f"ptxas {assembler.version}", run.cubin, properties, assembler)
 

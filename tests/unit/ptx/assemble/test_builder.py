@@ -16,7 +16,7 @@ from nostall.core.errors import BadInput, MissingPart
 from nostall.ptx.assemble.builder import Builder, BuildSpec, new_codes
 from nostall.ptx.assemble.command import Command, plain_command, triton_commands
 from nostall.ptx.assemble.pool import BuildPool
-from nostall.ptx.assemble.ptxas import read_messages, read_resources, run_ptxas
+from nostall.ptx.assemble.ptxas import Resources, read_messages, read_resources, run_ptxas
 from nostall.ptx.assemble.versions import Assembler, find_assembler, find_assemblers
 
 WGMMA_LOSS = (
@@ -129,11 +129,30 @@ def test_the_verbose_output_is_read() -> None:
         "ptxas info    : Used 96 registers, used 1 barriers, 192 bytes cumulative stack size, "
         f"1024 bytes smem\n{WGMMA_LOSS}\n"
     )
-    resources = read_resources(output)
-    assert resources is not None
+    resources = read_resources(output)["f"]
     assert (resources.registers, resources.spill_bytes) == (96, 576)
     assert (resources.stack_bytes, resources.shared_bytes) == (192, 1024)
     assert read_messages(output) == (WGMMA_LOSS,)
+
+
+def test_a_kernel_has_its_own_resources_not_those_of_others_in_its_file() -> None:
+    output = "\n".join(
+        (
+            "ptxas info    : Compiling entry function 'small' for 'sm_90'",
+            "ptxas info    : Function properties for small",
+            "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads",
+            "ptxas info    : Used 14 registers, used 0 barriers",
+            "ptxas info    : Compiling entry function 'large' for 'sm_90'",
+            "ptxas info    : Function properties for large",
+            "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads",
+            "ptxas info    : Used 96 registers, used 0 barriers, 64 bytes smem",
+            "ptxas info    : Function properties for called",
+            "    24 bytes stack frame, 20 bytes spill stores, 20 bytes spill loads",
+        )
+    )
+    found = read_resources(output)
+    assert found == {"small": Resources(14, 0, 0, 0), "large": Resources(96, 40, 24, 64)}
+    assert read_resources("ptxas info    : 0 bytes gmem") == {}
 
 
 def test_tritons_own_options_are_kept() -> None:

@@ -41,6 +41,7 @@ class ToyState:
     exchanged: bool = False
     options: tuple[str, ...] = ()
     assembler: str = ""
+    kernel_name: str = ""
     extra: str = ""
     """A line before the multiplications."""
 

@@ -14,6 +14,37 @@ _SPARSE = (
     "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 "
     "{%r55,%r56,%r57,%r58}, %rd11, %rd12, %r54, 0, 1, 1, 1, 0, 0;"
 )
+_STRONG_STORE = "st.volatile.shared.b32 [%r5], 1;"
+_EXCHANGES = (
+    "shfl.sync.idx.b32 %r1, %r2, 0, 31, -1;",
+    "vote.sync.any.pred %p1, %p2, 7;",
+    "elect.sync _|%p1, -1;",
+    "redux.sync.max.s32 %r1, %r2, 15;",
+    "match.all.sync.b32 %r1|%p1, %r2, -1;",
+)
+_SIGNALS = (
+    "st.release.cta.global.b32 [%rd1], 1;",
+    "st.relaxed.cluster.global.b32 [%rd1], 1;",
+    "st.mmio.relaxed.sys.global.b32 [%rd1], 1;",
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r5], %r6, [%r7];",
+    "atom.global.exch.b32 %r8, [%rd1], 1;",
+    "red.release.gpu.global.add.u32 [%rd1], 1;",
+    "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 "
+    "[%r5], %r6, [%r7];",
+    "multimem.red.release.sys.global.add.u32 [%rd1], %r6;",
+    "multimem.st.relaxed.sys.global.b32 [%rd1], %r6;",
+    "mbarrier.arrive.shared.b64 %rd5, [%r5];",
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], 128;",
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r5];",
+    "mbarrier.complete_tx.relaxed.cta.shared.b64 [%r5], 64;",
+    "cp.async.mbarrier.arrive.noinc.shared.b64 [%r5];",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r5], [%rd1], 64, [%r6];",
+    "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 "
+    "[%r5], [%r6], 64, [%r7];",
+    "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r5];",
+    "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 "
+    "[%r5], [%r6];",
+)
 _LEGAL = {
     "arithmetic": ("add.s32 %r1, %r2, %r3;", "sub.s32 %r4, %r2, %r3;"),
     "weak loads of one location": ("ld.global.b32 %r1, [%rd1];", "ld.global.b32 %r2, [%rd1];"),
@@ -66,6 +97,11 @@ _LEGAL = {
         "shfl.sync.bfly.b32 %r2, %r3, 1, 31, -1;",
         "cp.async.cg.shared.global [%r1], [%rd1], 16;",
     ),
+    "shuffle and wait of a product": (
+        "shfl.sync.bfly.b32 %r2, %r3, 1, 31, -1;",
+        "wgmma.wait_group.sync.aligned 0;",
+    ),
+    "vote and acquire": ("vote.sync.any.pred %p1, %p2, -1;", "ld.acquire.gpu.b32 %r1, [%rd1];"),
     "carry and other arithmetic": ("add.cc.u32 %r1, %r2, %r3;", "add.u32 %r4, %r5, %r6;"),
     "unknown and other arithmetic": ("new.thing.b32 %r1, %r2;", "add.u32 %r4, %r5, %r6;"),
     "sinks": ("mov.b64 {%r1, _}, %rd1;", "mov.b64 {_, %r2}, %rd2;"),
@@ -172,6 +208,11 @@ _ILLEGAL = {
     "vote and active mask": ("vote.sync.ballot.b32 %r1, %p1, -1;", "activemask.b32 %r2;"),
     "elect and redux": ("elect.sync %r1|%p1, -1;", "redux.sync.add.s32 %r2, %r3, -1;"),
     "match and barrier": ("match.any.sync.b32 %r1, %r2, -1;", "bar.sync 0;"),
+    **{
+        f"{exchange.split()[0]} and strong store": (_STRONG_STORE, exchange)
+        for exchange in _EXCHANGES
+    },
+    **{f"shuffle and {signal.split()[0]}": (signal, _EXCHANGES[0]) for signal in _SIGNALS},
     "carry chain": ("add.cc.u32 %r1, %r2, %r3;", "addc.u32 %r4, %r5, %r6;"),
     "carry overwritten": ("madc.hi.u32 %r1, %r2, %r3, %r7;", "sub.cc.u32 %r4, %r5, %r6;"),
     "carries set": ("add.cc.u32 %r1, %r2, %r3;", "add.cc.u32 %r4, %r5, %r6;"),

@@ -281,3 +281,17 @@ def test_drained_predicated_off_and_redefined_guards_are_not_counted() -> None:
     assert not count_distances(producer, drain, consumer)["RAW", "FADD>R|FMUL.1", 2]
     never = instruction("@!PT FMUL R5, R2, R6", [R(5)], [R(2), R(6)], at=1)
     assert not any(kind == "RAW" for kind, *_ in count_distances(producer, never))
+
+
+@pytest.mark.parametrize("sm", [90, 100, 120])
+def test_a_vote_may_be_read_as_early_as_compilers_let_it_on_each_architecture(sm: int) -> None:
+    up1, p0 = registers.number("UP", 1), registers.number("P", 0)
+    vote = instruction("VOTEU.ANY UP1, P0", [up1], [p0])
+    reader = instruction("PLOP3.LUT P0, PT, PT, PT, UP1, 0x80, 0x8", [p0], [up1])
+    assert LatencyTable.mined(sm).min_distance(vote, reader, up1, "RAW") == 1
+
+
+def test_a_move_from_the_return_address_has_a_latency() -> None:
+    move = instruction("RPCMOV.32 R2, Rpc.LO", [R(2)], [])
+    back = instruction("RPCMOV.32 Rpc.LO, R2", [], [R(2)])
+    assert move.is_barrier and LatencyTable.mined(100).min_distance(move, back, R(2), "RAW") == 14

@@ -279,6 +279,9 @@ def _footprint(rule: Rule, opcode: str, operands: list[_Operand]) -> tuple[list[
         ordered_before, ordered_after = FOOTPRINTS[Effect.ORDERED]
         before += ordered_before
         after += ordered_after
+    if rule.signals:
+        before.append(state.EXCHANGES)
+        after.append(state.EXCHANGES)
     root, *modifiers = opcode.split(".")
     if root in ("addc", "subc", "madc"):
         before.append(state.CARRY)

@@ -90,9 +90,16 @@ class Rule(NamedTuple):
     """Whether destinations are read as well."""
     may_omit: bool = False
     """Whether the destination can be missing: then the first operand is an address."""
+    signals: bool = False
+    """Whether other threads may wait for it.
+
+    ``shfl.sync`` and its like wait for the threads of their mask, so one that itself waits for this
+    instruction, on another path, never comes to an exchange that moves above it.
+    """
 
 
 UNKNOWN = Rule(0, Effect.UNKNOWN)
+_SIGNAL = Rule(0, Effect.ORDERED, signals=True)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -139,16 +146,18 @@ ROWS: tuple[Row, ...] = (
     Row(_words("ld ldu"), Rule(1, Effect.LOAD), allows=_WEAK),
     Row(_words("ld"), Rule(1, Effect.ORDERED), allows=_WEAK | _STRONG),
     Row(_words("st"), Rule(0, Effect.STORE), allows=_WEAK),
-    Row(_words("st"), Rule(0, Effect.ORDERED), allows=_WEAK | _STRONG),
-    Row(_words("st"), Rule(0, Effect.ORDERED), requires=_words("async")),
-    Row(_words("st"), Rule(0, Effect.ORDERED), requires=_words("bulk")),
+    Row(_words("st"), _SIGNAL, allows=_WEAK | _STRONG),
+    Row(_words("st"), _SIGNAL, requires=_words("async")),
+    Row(_words("st"), _SIGNAL, requires=_words("bulk")),
     Row(_words("tex tld4 suld"), Rule(1, Effect.LOAD)),
     Row(_words("prefetch prefetchu"), Rule(0, Effect.LOAD)),
-    Row(_words("atom"), Rule(1, Effect.ORDERED)),
-    Row(_words("red sust sured"), Rule(0, Effect.ORDERED)),
+    Row(_words("atom"), Rule(1, Effect.ORDERED, signals=True)),
+    Row(_words("red sust sured"), _SIGNAL),
     Row(_words("multimem"), Rule(1, Effect.ORDERED), requires=_words("ld_reduce")),
-    Row(_words("multimem"), Rule(0, Effect.ORDERED), requires=_words("st")),
-    Row(_words("multimem"), Rule(0, Effect.ORDERED), requires=_words("red")),
+    Row(_words("multimem"), _SIGNAL, requires=_words("st")),
+    Row(_words("multimem"), _SIGNAL, requires=_words("red")),
+    Row(_words("cp"), _SIGNAL, requires=_words("bulk")),
+    Row(_words("cp"), _SIGNAL, requires=_words("mbarrier")),
     Row(
         _words("cp fence membar nanosleep discard applypriority pmevent trap "
                "brkpt tensormap stackrestore"),
@@ -156,9 +165,11 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(_words("alloca stacksave"), Rule(1, Effect.ORDERED)),
     Row(_words("mbarrier"), Rule(1, Effect.PURE), requires=_words("pending_count")),
-    Row(_words("mbarrier"), Rule(1, Effect.ORDERED, may_omit=True)),
+    Row(_words("mbarrier"), Rule(1, Effect.ORDERED, may_omit=True, signals=True)),
     Row(_words("clusterlaunchcontrol"), Rule(1, Effect.PURE), requires=_words("query_cancel")),
-    Row(_words("clusterlaunchcontrol"), Rule(1, Effect.ORDERED, may_omit=True)),
+    Row(
+        _words("clusterlaunchcontrol"), Rule(1, Effect.ORDERED, may_omit=True, signals=True)
+    ),
     Row(_words("griddepcontrol"), Rule(0, Effect.DEPENDENCY)),
     # Operations of a warp.
     Row(_words("shfl vote match redux elect activemask"), Rule(1, Effect.EXCHANGE)),
@@ -221,8 +232,12 @@ ROWS: tuple[Row, ...] = (
         Row(_words("tcgen05"), Rule(0, Effect.ASYNCHRONOUS), requires=_words(kind))
         for kind in (
             "wait::ld", "wait::st", "fence::before_thread_sync", "fence::after_thread_sync",
-            "commit",
         )
+    ),
+    Row(
+        _words("tcgen05"),
+        Rule(0, Effect.ASYNCHRONOUS, signals=True),
+        requires=_words("commit"),
     ),
     *(
         Row(_words("tcgen05"), Rule(0, Effect.ALIGNED_ORDERED), requires=_words(kind))

@@ -16,10 +16,12 @@ READ_ONLY = 5
 EFFECTS = 6
 """Sequence of the ordered effects: strong accesses, atomics, fences, barriers, cp.async, calls."""
 EXCHANGES = 7
-"""Sequence of shfl, vote, match, redux, elect, activemask, and of barriers.
+"""Sequence of shfl, vote, match, redux, elect, activemask, barriers, and what threads wait for.
 
 Without ``.aligned`` they may pair with instructions elsewhere in the program (CUDA C++ Programming
 Guide, independent thread scheduling: shuffles in both branches of an if), so their order counts.
+They wait for the threads of their mask; a thread that first waits for a strong store, an atomic or
+the arrival at an mbarrier never comes if this instruction stands behind the exchange.
 """
 BARRIERS = 8
 """Sequence of the barriers that make a warp converge, which ``.aligned`` instructions do not cross.
