@@ -69,6 +69,7 @@ class Trainer:
         optimizer.register_step_post_hook(self._count_step)
         self._unread = _unread(computation.job.module, part)
         self._own: dict[int, OwnSamples] = {}
+        self._frozen = {n for n, p in part.parameters.items() if not p.requires_grad}
 
     @property
     def engine(self) -> str:
@@ -133,6 +134,7 @@ class Trainer:
             raise BadModel(
                 "forward_backward in eval mode; call train() before, or evaluate() for the loss"
             )
+        self._check_frozen()
         size = self.samples if samples is None else samples
         inputs, targets = self._own_batch(batch, size)
         parameters = list(self._part.parameters.values())
@@ -142,6 +144,9 @@ class Trainer:
             parameter.grad = None
         with torch.enable_grad(), self._random_numbers("train"):
             loss = self._steps.step(inputs, targets, size, scale=scale, reduce=reduce)
+        for parameter in parameters:
+            if not parameter.requires_grad:  # frozen since; a traced step computes its gradient
+                parameter.grad = None
         _add_gradients(parameters, before)
         self._has_kept = not reduce
         self.passes += 1
@@ -184,14 +189,15 @@ class Trainer:
         return total
 
     def zero_grad(self) -> None:
-        """Clear the gradients, also those that are not reduced.
+        """Clear the gradients, also those that are not reduced or that no optimiser steps.
 
         Raises :class:`BadModel` for FSDP2 after a pass with ``reduce=False``.
         """
         if self._has_kept:
             self._steps.drop_kept()
             self._has_kept = False
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self._part.parameters.values():
+            parameter.grad = None
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """The parameters that this rank holds; a shard is the local part of one."""
@@ -402,6 +408,15 @@ class Trainer:
 
     def _counts(self) -> dict[str, int]:
         return {"steps": self.steps, "passes": self.passes, "seed": self._seed}
+
+    def _check_frozen(self) -> None:
+        trainable = [n for n in self._frozen if self._part.parameters[n].requires_grad]
+        if trainable:
+            raise BadModel(
+                f"{min(trainable)} was frozen when the trainer was built, so a step has no gradient "
+                "of it; build with it trainable, and let the optimizer function leave it out until "
+                "trainer.optimizer.add_param_group"
+            )
 
     def _check_reduced(self) -> None:
         if self._has_kept:
