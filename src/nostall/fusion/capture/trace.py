@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from nostall.core.errors import NostallError, one_line
+from nostall.core.module_state import placed_state
 from nostall.fusion.errors import BadCapture
 
 _aten = torch.ops.aten
@@ -120,7 +121,8 @@ def _trace(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[Grap
         return make_boxed_func(graph.forward)
 
     def call(state: dict[str, torch.Tensor], *arguments: torch.Tensor) -> Any:
-        return functional_call(module, state, arguments)
+        placed = placed_state(module, state)
+        return functional_call(module, placed, arguments, tie_weights=False)
 
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     try:

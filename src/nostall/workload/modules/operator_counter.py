@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from nostall.core.errors import BadJob
+from nostall.core.module_state import placed_state
 from nostall.workload.jobs.record import Operator, OperatorKind
 
 _BY_NAME = (
@@ -84,7 +85,8 @@ def count_step(
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
     try:
         with mode, counter, torch.set_grad_enabled(training):
-            output = torch.func.functional_call(module, state, args, kwargs)
+            placed = placed_state(module, state)
+            output = torch.func.functional_call(module, placed, args, kwargs, tie_weights=False)
             if training:
                 _scalar_loss(output, loss).backward()
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:

@@ -413,9 +413,9 @@ class Trainer:
         trainable = [n for n in self._frozen if self._part.parameters[n].requires_grad]
         if trainable:
             raise BadModel(
-                f"{min(trainable)} was frozen when the trainer was built, so a step has no gradient "
-                "of it; build with it trainable, and let the optimizer function leave it out until "
-                "trainer.optimizer.add_param_group"
+                f"{min(trainable)} was frozen when the trainer was built, so steps do not compute "
+                "its gradient; build with it trainable, and let the optimizer function leave it "
+                "out until trainer.optimizer.add_param_group"
             )
 
     def _check_reduced(self) -> None:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nostall.core.errors import one_line
+from nostall.core.module_state import placed_state
 from nostall.parallel.errors import BadModel
 from nostall.parallel.module.effects import refuse_changed_state, refuse_sparse
 from nostall.parallel.module.graph import ROOT, ModuleWithLoss
@@ -83,7 +84,8 @@ def trace_step(job: Job, samples: int) -> JointGraph:
         # The loss, too, is under these values, because it may read parameters (weight decay).
         state = zip([*parameters, *buffers], [*own, *constant], strict=True)
         named = {f"{ROOT}.{name}": value for name, value in state}
-        return functional_call(step, named, tree_unflatten(values, structure))
+        inputs = tree_unflatten(values, structure)
+        return functional_call(step, placed_state(step, named), inputs, tie_weights=False)
 
     groups = [list(parameters.values()), list(buffers.values()), [leaves[i] for i in batched]]
     try:

@@ -328,8 +328,8 @@ class ShardedProgram:
     def redistributed(self, value: Values, edge: Edge) -> Values:
         """The tensor of an edge in the placement in which its consumer needs it.
 
-        Its dimensions have the order in memory that they have in the trace: kernels that read memory
-        without strides follow a copy that the trace has only where the order needs one.
+        Its dimensions have the order in memory that they have in the trace, which copies a tensor
+        before a kernel that reads memory without strides only if that order needs it.
         """
         source, target = self.placements[edge.tensor], self._targets[edge]
         if source == target:

@@ -225,6 +225,26 @@ def test_what_is_read_without_gradients_is_not_trained(one_process: None) -> Non
     assert trainer.optimizer.param_groups[0]["params"] == [job.module.weight]
 
 
+@pytest.mark.parametrize("kind", ["pipeline", "sharding"])
+def test_parameters_that_are_frozen_or_thawed_or_not_optimised(
+    one_process: None, kind: str
+) -> None:
+    job = chain()
+    plan = pipeline(job, (0,)) if kind == "pipeline" else sharding(job, "fsdp", 1)
+    trainer = build(plan, job, lambda own: torch.optim.SGD(list(own)[:1], lr=0.1))
+    batch = job.example_batch(BATCH)
+    named = dict(trainer.named_parameters())
+    trainer.forward_backward(batch)
+    trainer.zero_grad()
+    assert all(p.grad is None for p in named.values())
+    named["0.weight"].requires_grad_(False)
+    trainer.forward_backward(batch)
+    assert named["0.weight"].grad is None and named["4.weight"].grad is not None
+    named["1.frozen"].requires_grad_(True)
+    with pytest.raises(BadInput, match=r"1\.frozen was frozen when the trainer was built"):
+        trainer.forward_backward(batch)
+
+
 def test_checkpoints_of_other_models_and_no_checkpoints(
     one_process: None, one_gpu: Any, tmp_path: Path
 ) -> None:
