@@ -255,12 +255,17 @@ class Trainer:
         It has the model, the optimiser, the counts, torch's default generators of each rank, and
         ``others``, such as a scheduler and a sampler, but no gradients: save after a step of the
         optimiser.  All ranks see the folder.  A process that is killed meanwhile leaves
-        the older checkpoints as they were.  Raises :class:`BadCheckpoint` if it cannot be written.
+        the older checkpoints as they were.  Raises :class:`BadCheckpoint` if it cannot be written,
+        or if an entry of ``others`` has another value on another rank: DCP writes one of them.
         """
         path = checkpoints.checkpoint_folder(Path(folder), self.steps)
         _check_names(others)
-        state = {**self.state_dict(), GENERATORS: checkpoints.generator_states(self._device)}
-        checkpoints.save(path, state | {key: own.state_dict() for key, own in others.items()})
+        states = {key: own.state_dict() for key, own in others.items()}
+        checkpoints.check_same(states)
+        optimizer = self._named.optimizer_state(self.optimizer)
+        state = {MODEL: self._model_state(), OPTIMIZER: optimizer, _COUNTS: self._counts(),
+                 GENERATORS: checkpoints.generator_states(self._device)}  # fmt: skip
+        checkpoints.save(path, state | states)
         return path
 
     def load(self, folder: str | Path, **others: Stateful) -> Path | None:

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: E402
 import nostall.parallel  # noqa: E402
 from nostall.core.errors import BadInput  # noqa: E402
 from nostall.parallel.execute.parts import hybrid_part  # noqa: E402
+from nostall.parallel.execute.trainer import checkpoints  # noqa: E402
 from nostall.parallel.execute.trainer.sampler import OwnSampler  # noqa: E402
 from nostall.parallel.module import Job  # noqa: E402
 from tests.unit.parallel.execute.trainer.models import (  # noqa: E402
@@ -272,6 +273,34 @@ def test_checkpoints_of_other_models_and_no_checkpoints(
     (saved / ".metadata").write_bytes(b"damaged")
     with pytest.raises(BadInput, match="is damaged"):
         trainer.load(saved)
+
+
+def test_a_checkpoint_before_the_first_step_has_no_state_of_the_optimiser(
+    one_process: None, one_gpu: Any, tmp_path: Path
+) -> None:
+    """One that a step of rate 0 leaves has a rate of 0 in it, for example."""
+    build(one_gpu, chain(), lambda own: torch.optim.ASGD(own)).save(tmp_path)
+    trainer = build(one_gpu, chain(), lambda own: torch.optim.ASGD(own))
+    assert trainer.load(tmp_path) is not None and not trainer.optimizer.state
+
+
+def test_entries_that_differ_between_ranks_are_not_saved(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [{"ema": {"0": torch.ones(2), "at": 3}}, {"ema": {"0": torch.ones(2)}, "rank 1": True}]
+    gathered: list[Any] = []
+
+    def gather(found: list[Any], mine: Any) -> None:
+        gathered.append(mine)
+        found[:] = gathered
+
+    monkeypatch.setattr(checkpoints.dist, "all_gather_object", gather)
+    for state in own:
+        checkpoints.check_same(state)
+    with pytest.raises(
+        BadInput, match=r"\['ema'\]\['0'\] is a tensor .* sum 2 on rank 0 and .*sum 4"
+    ):
+        checkpoints.check_same({"ema": {"0": 2 * torch.ones(2)}})
 
 
 class Sums(nn.Module):
