@@ -152,6 +152,17 @@ def test_batches_that_the_traced_step_does_not_fit_are_refused(one_process: None
         trainer.step((inputs, ignored))
 
 
+def test_batches_that_are_not_contiguous(one_process: None) -> None:
+    """The kernel of GroupNorm needs contiguous tensors, and the trace of one has no copy."""
+    module = nn.Sequential(nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(12, 3))
+    job = Job(module, (torch.randn(BATCH, 4, 3),), torch.randn(BATCH, 3), nn.functional.mse_loss)
+    trainer = build(sharding(job, "fsdp", 1), job, adamw)
+    images = torch.stack([job.inputs[0], job.inputs[0]], -1)[..., 0]
+    loss = trainer.forward_backward(((images,), job.targets))
+    expected = job.run(job.inputs, job.targets).detach()
+    assert float(loss) == pytest.approx(float(expected))
+
+
 def test_ignored_labels_are_right_where_a_loss_is_not_cut(one_process: None) -> None:
     targets = torch.randint(0, 4, (BATCH,))
     ignored = torch.where(torch.arange(BATCH) == 1, -100, targets)
