@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
 
 from nostall.parallel.errors import BadCheckpoint, BadModel
 from nostall.parallel.execute.parts.captured_steps import CapturedSteps
@@ -18,7 +19,6 @@ from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.part import Part
 from nostall.parallel.execute.trainer import checkpoints
 from nostall.parallel.execute.trainer.checkpoints import GENERATORS, MODEL, OPTIMIZER
-from nostall.parallel.execute.trainer.gradient_norm import clip, total_norm
 from nostall.parallel.execute.trainer.named_state import NamedParameters
 from nostall.parallel.execute.trainer.sampler import OwnSampler
 from nostall.parallel.module.job import count_samples, to_device
@@ -27,6 +27,10 @@ from nostall.parallel.slices import OwnSamples
 
 _COUNTS = "trainer"
 """Key of the trainer's counts in a checkpoint."""
+_EPSILON = 1e-6
+"""That of ``torch.nn.utils.clip_grad_norm_``."""
+_SUMMED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+"""Types in which squares of values of shorter types are summed."""
 
 
 class Trainer:
@@ -184,8 +188,8 @@ class Trainer:
         """
         self._check_reduced()
         part = self._part
-        total = total_norm(part.parameters, part.counted, float(norm_type), self._device)
-        clip(part.parameters, max_norm, total)
+        total = _total_norm(part.parameters, part.counted, float(norm_type), self._device)
+        _clip(part.parameters, max_norm, total)
         return total
 
     def zero_grad(self) -> None:
@@ -490,3 +494,53 @@ def _add_gradients(parameters: list[torch.nn.Parameter], before: list[torch.Tens
         torch._foreach_add_([old for old, _ in both], [new for _, new in both])
     for old, parameter in pairs:
         parameter.grad = old
+
+
+def _total_norm(
+    parameters: Mapping[str, torch.nn.Parameter],
+    counted: Collection[str],
+    norm_type: float,
+    device: torch.device,
+) -> torch.Tensor:
+    """The norm of the gradients of all ranks' parameters, equal on all ranks; a collective call.
+
+    ``counted`` are the names of those that this rank counts: one rank counts a replica, a tied
+    weight or a shard.
+    """
+    own = [p for name, p in parameters.items() if name in counted]
+    norms = [
+        norm.to(device, torch.float64)
+        for dtype, gradients in _gradients(own).items()
+        for norm in torch._foreach_norm(gradients, norm_type, _SUMMED.get(dtype))
+    ]
+    values = torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64, device=device)
+    if norm_type == float("inf"):
+        total = values.max() if norms else values.new_zeros(())
+        dist.all_reduce(total, op=dist.ReduceOp.MAX)
+        return total
+    total = values.pow(norm_type).sum()
+    dist.all_reduce(total)
+    return total.pow(1 / norm_type)
+
+
+def _clip(
+    parameters: Mapping[str, torch.nn.Parameter], max_norm: float, total: torch.Tensor
+) -> None:
+    """Scale the gradients as ``torch.nn.utils.clip_grad_norm_`` does, for a norm of ``total``."""
+    factor = torch.clamp(max_norm / (total + _EPSILON), max=1.0)
+    for dtype, gradients in _gradients(parameters.values()).items():
+        torch._foreach_mul_(gradients, factor.to(dtype))
+
+
+def _gradients(
+    parameters: Iterable[torch.nn.Parameter],
+) -> dict[torch.dtype, list[torch.Tensor]]:
+    """The gradients that there are, as local tensors by element type."""
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor):  # FSDP2's; each rank has a shard, perhaps an empty one
+            gradient = gradient.to_local()
+        if gradient is not None and gradient.numel():
+            found.setdefault(gradient.dtype, []).append(gradient)
+    return found

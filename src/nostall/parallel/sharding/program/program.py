@@ -166,17 +166,16 @@ class ShardedProgram:
         ]
         return LocalOperator(node, self.step.output_indices[number], shapes, self.device)
 
-    def _memory_orders(self) -> list[tuple[int, ...]]:
-        """For each tensor, its dimensions from the outermost in the memory of the trace on."""
-        graph = self.step.graph
-        orders = [tuple(range(len(tensor.shape))) for tensor in graph.tensors]
+    def _memory_orders(self) -> dict[int, tuple[int, ...]]:
+        """Dimensions of tensors that are not contiguous in the trace, from the outermost in memory
+        on."""
+        orders: dict[int, tuple[int, ...]] = {}
         for operator, node, indices in zip(
-            graph.operators, self.step.nodes, self.step.output_indices, strict=True
+            self.step.graph.operators, self.step.nodes, self.step.output_indices, strict=True
         ):
-            if node is None:
-                orders_of_inputs = [orders[t] for t in operator.inputs]
-                for tensor, order in zip(operator.outputs, orders_of_inputs, strict=False):
-                    orders[tensor] = order
+            if node is None:  # a branch returns its input
+                known = [orders[t] for t in operator.inputs if t in orders]
+                orders.update(zip(operator.outputs, known, strict=False))
                 continue
             value = node.meta["val"]
             values = [value[i] for i in indices] if isinstance(value, list | tuple) else [value]
@@ -334,7 +333,9 @@ class ShardedProgram:
         source, target = self.placements[edge.tensor], self._targets[edge]
         if source == target:
             return value
-        order = self._orders[edge.tensor]
+        order = self._orders.get(edge.tensor)
+        if order is None:
+            return redistribute(self.devices, value, source, target)
         source, target = _permuted(source, order), _permuted(target, order)
         moved = redistribute(self.devices, [v.permute(order) for v in value], source, target)
         back = [order.index(dim) for dim in range(len(order))]
