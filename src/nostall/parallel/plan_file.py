@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nostall.core.validation import parse_json
+from nostall.core.validation import first_problem, parse_json
 from nostall.parallel.cluster import parse_cluster
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.evaluation import PlanEvaluation, evaluation_document
@@ -112,7 +112,7 @@ def load_planned_module(path: Path) -> str | None:
 
 def _read(path: Path) -> _PlanRecord:
     try:
-        content = _parse(path)
+        content = parse_json(path.read_text(encoding="utf-8"))
         keys = content if isinstance(content, dict) else {}
         if kind := next((text for key, text in _OTHER_KINDS.items() if key in keys), ""):
             raise BadPlan(
@@ -125,15 +125,8 @@ def _read(path: Path) -> _PlanRecord:
             f"cannot read {path}: {error.strerror}; give the path of a plan file"
         ) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
         raise BadPlan(
-            f"{path}: {field}: {first['msg']}; write the file with nostall plan --out"
+            f"{path}: {first_problem(error)}; write the file with nostall plan --out"
         ) from error
-
-
-def _parse(path: Path) -> Any:
-    try:
-        return parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BadPlan(f"{path} is not JSON: {error}; write it with nostall plan --out") from error

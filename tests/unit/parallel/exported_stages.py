@@ -20,12 +20,13 @@ from tests.unit.parallel.execute.trainer.ranks import on_ranks
 
 
 class Model(nn.Module):
-    """Layers of different kinds; with ``skips``, the last one reads a result of the first."""
+    """Layers of different kinds; with ``skips``, the last one reads a result of the first;
+    with ``turns``, results are no contiguous tensors."""
 
-    def __init__(self, seed: int, *, skips: bool) -> None:
+    def __init__(self, seed: int, *, skips: bool, turns: bool = False) -> None:
         torch.manual_seed(seed)
         super().__init__()
-        self.skips = skips
+        self.skips, self.turns = skips, turns
         self.embed = nn.Embedding(16, 8)
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
         self.head = nn.Linear(8, 16)
@@ -34,6 +35,7 @@ class Model(nn.Module):
         x = first = self.embed(tokens)
         for layer in self.layers:
             x = x + torch.tanh(layer(x))
+            x = x.mT.contiguous().mT if self.turns else x
         return self.head(x + first if self.skips else x)
 
 
@@ -57,6 +59,8 @@ def check_stages(folder: Path, names: list[str]) -> str:
             text["check"](Model(rank, skips=skips), (tokens,), targets, loss, "cpu", mean=False)
     with pytest.raises(ValueError, match="stage 2 reads a value of stage 0"):
         text["check"](Model(rank, skips=True), (tokens,), targets, loss, "cpu")
+    with pytest.raises(ValueError, match="memory is not contiguous"):
+        text["check"](Model(rank, skips=False, turns=True), (tokens,), targets, loss, "cpu")
     tied = Model(rank, skips=False)
     tied.head.weight = tied.embed.weight
     with pytest.raises(ValueError, match="in stages") as caught:

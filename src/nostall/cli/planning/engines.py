@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from nostall.cli.planning.hybrid import HybridRequest
 from nostall.cli.terminal.console import Format, out, show_json
 from nostall.core.errors import BadInput
 from nostall.core.files.atomic import write_text_atomically
-from nostall.parallel.cluster import Cluster
 from nostall.parallel.errors import BadModel, Infeasible
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
 from nostall.parallel.sharding.cost.prices import Prices
-from nostall.parallel.sharding.cost.rates import DeviceRates
 from nostall.parallel.sharding.engine_file import (
     CANDIDATES,
     RULES_OF,
@@ -31,26 +30,26 @@ if TYPE_CHECKING:
 ENGINE_PLANNERS = tuple(RULES_OF)
 
 
-def plan_engine(
-    engine: str, module: str, cluster: Cluster, samples: int, state_factor: float,
-    rates: DeviceRates,
-) -> dict[str, Any]:  # fmt: skip
+def plan_engine(engine: str, request: HybridRequest) -> dict[str, Any]:
     """The document of an engine's plan of a module.
 
     Raises :class:`Infeasible` if it does not fit into memory, :class:`BadInput` if a GPU would have
     no sample.
     """
-    if engine != "tp" and samples < len(cluster):
+    cluster, module = request.cluster, request.module
+    if engine != "tp" and request.samples < len(cluster):
         raise BadInput(
-            f"--global-batch {samples} for {len(cluster)} GPUs of {engine}; each needs a sample"
+            f"--global-batch {request.samples} for {len(cluster)} GPUs of {engine}; each needs a "
+            "sample"
         )
     from nostall.parallel.module import load_job
     from nostall.parallel.sharding.capture.operators import capture
 
     name, mesh = cast(TorchEngine, engine), (len(cluster),)
     job = load_job(module)
-    prices = Prices(capture(job, samples, mesh).graph, ClusterMesh(cluster, mesh), rates)
-    options = Options(state_factor=state_factor)
+    graph = capture(job, request.samples, mesh).graph
+    prices = Prices(graph, ClusterMesh(cluster, mesh), request.rates)
+    options = Options(state_factor=request.state_factor)
     plan = plan_by_rule(prices, RULES[RULES_OF[name]], options)
     if plan is None or not plan.fits(min(cluster.memory)):
         needed = "" if plan is None else f" (it needs {plan.memory.peak / 2**30:.3g} GiB, modelled)"
@@ -58,7 +57,7 @@ def plan_engine(
             f"{engine} does not fit into {min(cluster.memory) / 2**30:.3g} GiB of a GPU{needed}; "
             "use another planner, more GPUs or a smaller --global-batch"
         )
-    document = _document(name, plan, module, samples, state_factor, job)
+    document = _document(name, plan, request, job)
     if name == "tp" and not document["options"]["styles"]:
         raise Infeasible(
             "tp cuts linear layers by the names of Megatron's rules (q_proj, o_proj, up_proj, "
@@ -69,7 +68,7 @@ def plan_engine(
 
 
 def engine_candidates(
-    plans: Sequence[ShardingPlan], module: str, samples: int, state_factor: float
+    plans: Sequence[ShardingPlan], request: HybridRequest
 ) -> list[dict[str, Any]]:
     """Documents of the engines' plans whose rules are among shardings of a step, fastest first.
 
@@ -83,36 +82,34 @@ def engine_candidates(
         cluster = plan.prices.mesh.cluster
         is_possible = len(plan.prices.graph.mesh) == 1 and plan.fits(min(cluster.memory))
         for engine, rule in RULES_OF.items():
-            if plan.name == rule and is_possible and (engine == "tp" or samples >= len(cluster)):
+            if (
+                plan.name == rule
+                and is_possible
+                and (engine == "tp" or request.samples >= len(cluster))
+            ):
                 found.setdefault(engine, plan)
-    job = load_job(module) if found else None
+    job = load_job(request.module) if found else None
     documents = [
-        _document(engine, plan, module, samples, state_factor, job)
-        for engine, plan in found.items()
-        if job is not None
+        _document(engine, plan, request, job) for engine, plan in found.items() if job is not None
     ]
     return [own for own in documents if own["engine"] != "tp" or own["options"]["styles"]]
 
 
-def candidates_beside_pipelines(
-    module: str, cluster: Cluster, samples: int, state_factor: float, rates: DeviceRates
-) -> list[dict[str, Any]]:
+def candidates_beside_pipelines(request: HybridRequest) -> list[dict[str, Any]]:
     """Documents of the engines' plans of a whole batch that is planned as a pipeline."""
     from nostall.parallel.module import load_job
     from nostall.parallel.sharding.capture.operators import capture
 
-    mesh = (len(cluster),)
+    mesh = (len(request.cluster),)
     try:
-        graph = capture(load_job(module), samples, mesh).graph
+        graph = capture(load_job(request.module), request.samples, mesh).graph
     except BadModel:
         return []
-    prices, options = (
-        Prices(graph, ClusterMesh(cluster, mesh), rates),
-        Options(state_factor=state_factor),
-    )
+    prices = Prices(graph, ClusterMesh(request.cluster, mesh), request.rates)
+    options = Options(state_factor=request.state_factor)
     plans = [plan_by_rule(prices, RULES[rule], options) for rule in RULES_OF.values()]
     found = [plan for plan in plans if plan is not None]
-    return engine_candidates(found, module, samples, state_factor)
+    return engine_candidates(found, request)
 
 
 def list_candidates(plan: Path, candidates: list[dict[str, Any]]) -> None:
@@ -143,12 +140,12 @@ def show_engine(document: dict[str, Any], out_file: Path | None, format: Format)
 
 
 def _document(
-    engine: TorchEngine, plan: ShardingPlan, module: str, samples: int, state_factor: float,
-    job: Job,
-) -> dict[str, Any]:  # fmt: skip
+    engine: TorchEngine, plan: ShardingPlan, request: HybridRequest, job: Job
+) -> dict[str, Any]:
     from nostall.parallel.module.wrapping import wrapped_blocks
     from nostall.parallel.sharding.tensor_styles import tensor_styles
 
     wrap = wrapped_blocks(job.module)
     styles = tensor_styles(job.module, len(plan.prices.mesh.cluster))
-    return engine_document(engine, plan, module, samples, state_factor, wrap, styles)
+    own = request.module, request.samples, request.state_factor
+    return engine_document(engine, plan, *own, wrap, styles)

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -29,11 +29,11 @@ from nostall.cli.terminal.progress import working
 from nostall.core.errors import BadInput
 from nostall.core.text.plurals import pluralize
 from nostall.core.text.suggest import unknown
-from nostall.parallel.plan_file import load_plan, load_planned_module
+from nostall.parallel.execute.parts.any_plan import load_any_plan
+from nostall.parallel.plan_file import load_planned_module
 from nostall.parallel.sharding.cost.device_mesh import mesh_text
-from nostall.parallel.sharding.engine_file import is_engine_plan, load_engine_plan
-from nostall.parallel.sharding.hybrid.plan_file import is_hybrid_plan, load_hybrid_plan
-from nostall.parallel.sharding.plan_file import is_sharding_plan, load_sharding_plan
+from nostall.parallel.sharding.hybrid.plan_file import HybridFile
+from nostall.parallel.sharding.plan_file import PlanFile
 from nostall.parallel.simulate import simulated_s
 from nostall.report.units import Scale
 
@@ -172,19 +172,34 @@ def launch(
         raise typer.Exit(1)
 
 
-def _describe(plan: Path, context: GivenContext) -> _DescribedPlan:
+def _describe(path: Path, context: GivenContext) -> _DescribedPlan:
     """What the command prints of a plan of any kind; refuses options that do not concern it."""
-    kinds: tuple[tuple[Callable[[Path], bool], Callable[[Path], _DescribedPlan]], ...] = (
-        (is_sharding_plan, _describe_sharding_plan),
-        (is_hybrid_plan, _describe_hybrid_plan),
-        (is_engine_plan, _describe_engine_plan),
+    plan = load_any_plan(path)
+    if isinstance(plan, tuple):
+        workload, stages, _ = plan
+        return _DescribedPlan(
+            f"{workload.profile.name} on {workload.cluster.name}",
+            f"{stages.split}, order {stages.policy}",
+            load_planned_module(path),
+            len(workload.cluster),
+            simulated_s(workload, stages),
+            {"split": stages.split, "policy": stages.policy},
+        )
+    reason = "is for pipeline plans, and this one is none; leave it out"
+    refuse_options(context, ("engine",), reason)
+    fields = {"planner": plan.planner}
+    if isinstance(plan, PlanFile):
+        fields["mesh"] = mesh_text(plan.mesh)
+        text = f"{plan.planner}, mesh {fields['mesh']}"
+    elif isinstance(plan, HybridFile):
+        fields["split"] = plan.split
+        text = f"{plan.planner}, GPUs of the stages {plan.split}"
+    else:
+        text = f"PyTorch's {plan.engine}"
+    title = f"{plan.module} on {plan.cluster.name}"
+    return _DescribedPlan(
+        title, text, plan.module, len(plan.cluster), plan.predicted_step_s, fields
     )
-    for is_kind, describe in kinds:
-        if is_kind(plan):
-            reason = "is for pipeline plans, and this one is none; leave it out"
-            refuse_options(context, ("engine",), reason)
-            return describe(plan)
-    return _describe_pipeline_plan(plan)
 
 
 def _try(config: RunConfig, steps: int, gpus: int, folder: Path) -> list[Trial]:
@@ -231,55 +246,6 @@ class _DescribedPlan:
     """Modelled seconds of an iteration."""
     fields: dict[str, str]
     """Fields of the JSON document."""
-
-
-def _describe_pipeline_plan(path: Path) -> _DescribedPlan:
-    workload, plan, _ = load_plan(path)
-    return _DescribedPlan(
-        f"{workload.profile.name} on {workload.cluster.name}",
-        f"{plan.split}, order {plan.policy}",
-        load_planned_module(path),
-        len(workload.cluster),
-        simulated_s(workload, plan),
-        {"split": plan.split, "policy": plan.policy},
-    )
-
-
-def _describe_sharding_plan(path: Path) -> _DescribedPlan:
-    plan = load_sharding_plan(path)
-    mesh = mesh_text(plan.mesh)
-    return _DescribedPlan(
-        f"{plan.module} on {plan.cluster.name}",
-        f"{plan.planner}, mesh {mesh}",
-        plan.module,
-        len(plan.cluster),
-        plan.predicted_step_s,
-        {"planner": plan.planner, "mesh": mesh},
-    )
-
-
-def _describe_hybrid_plan(path: Path) -> _DescribedPlan:
-    plan = load_hybrid_plan(path)
-    return _DescribedPlan(
-        f"{plan.module} on {plan.cluster.name}",
-        f"{plan.planner}, GPUs of the stages {plan.split}",
-        plan.module,
-        len(plan.cluster),
-        plan.predicted_step_s,
-        {"planner": plan.planner, "split": plan.split},
-    )
-
-
-def _describe_engine_plan(path: Path) -> _DescribedPlan:
-    plan = load_engine_plan(path)
-    return _DescribedPlan(
-        f"{plan.module} on {plan.cluster.name}",
-        f"PyTorch's {plan.engine}",
-        plan.module,
-        len(plan.cluster),
-        plan.predicted_step_s,
-        {"planner": plan.planner},
-    )
 
 
 def _target_module(plan: Path, target: str | None) -> str:

@@ -188,7 +188,7 @@ def plan_sharding_command(
     if request.planner in ENGINE_PLANNERS:
         _refuse_for_engines(request, context)
         with working(f"loading PyTorch and pricing {request.planner}", enabled=not quiet):
-            document = _engine_document(request)
+            document = plan_engine(request.planner, _hybrid_request(request))
         show_engine(document, out_file, format)
         return
     if request.micro_batch is not None and request.planner == "sharding":
@@ -206,7 +206,7 @@ def plan_sharding_command(
         offer = _pipelines(request, plans, quiet, left)
         if offer.shown_if_faster(plans, out_file, format):
             if out_file is not None:
-                list_candidates(out_file, _candidates(request, plans))
+                list_candidates(out_file, engine_candidates(plans, _hybrid_request(request)))
             if failure is not None and format is not Format.JSON:
                 out.print(f"the whole batch at once: {failure}")
             return
@@ -215,7 +215,7 @@ def plan_sharding_command(
         (plan, *others), pipelines = plans, offer.sentence
     document = plan_document(plan, others, request.module, request.samples, request.state_factor)
     document["pipelines"] = pipelines
-    document[CANDIDATES] = _candidates(request, others)
+    document[CANDIDATES] = engine_candidates(others, _hybrid_request(request))
     if out_file is not None:
         write_text_atomically(out_file, json.dumps(document, indent=1) + "\n", parents=True)
     if picture is not None:
@@ -235,18 +235,13 @@ def plan_sharding_command(
         out.print(f"styles:   {export}: {exported}")
 
 
-def _candidates(request: ShardingRequest, plans: Sequence[ShardingPlan]) -> list[dict[str, Any]]:
-    return engine_candidates(plans, request.module, request.samples, request.state_factor)
-
-
 def _show_pipeline(
     request: HybridRequest, out_file: Path | None, format: Format, *, quiet: bool
 ) -> None:
     """Plan pipelines whose stages are sharded, and list the engines in their file."""
     show_hybrid(request, out_file, format, quiet=quiet)
     if out_file is not None:
-        own = (request.module, request.cluster, request.samples, request.state_factor)
-        list_candidates(out_file, candidates_beside_pipelines(*own, request.rates))
+        list_candidates(out_file, candidates_beside_pipelines(request))
 
 
 def _drawn(plan: Any, others: Any, picture: Path, out_file: Path | None) -> str:
@@ -261,17 +256,6 @@ def _refuse_for_engines(request: ShardingRequest, context: GivenContext) -> None
     reason = f"does not change a plan of {request.planner}; leave it out"
     names = ("mesh", "seconds", "micro_batch", "seed", "export", "picture")
     refuse_options(context, names, reason)
-
-
-def _engine_document(request: ShardingRequest) -> dict[str, Any]:
-    return plan_engine(
-        request.planner,
-        request.module,
-        request.cluster,
-        request.samples,
-        request.state_factor,
-        device_rates(load_hardware(request.hardware)),
-    )
 
 
 def _hybrid_request(request: ShardingRequest) -> HybridRequest:

@@ -16,8 +16,8 @@ import torch
 from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.func import functional_call
 from torch.fx import GraphModule
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_leaves
 
 from nostall.core.errors import NostallError, one_line
@@ -120,7 +120,9 @@ def _trace(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[Grap
         return make_boxed_func(graph.forward)
 
     def call(state: dict[str, torch.Tensor], *arguments: torch.Tensor) -> Any:
-        return functional_call(module, state, arguments)
+        # functional_call leaves the call's tensors in a submodule with two names.
+        with _reparametrize_module(module, state, tie_weights=True, stack_weights=True):
+            return module(*arguments)
 
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     try:

@@ -61,7 +61,10 @@ def _stepped(job: Job, groups: Sequence[Sequence[int]], rows: int) -> torch.Tens
             for step in (1.0, 0.1):
                 for i, parameter in zip(group, parameters, strict=True):
                     parameter.grad = step * gradients[i][own].clone()
-                optimizer.step()
+                try:
+                    optimizer.step()
+                except TypeError:  # LBFGS, which needs a closure
+                    optimizer.step(lambda: torch.zeros(()))
             result += [p.detach() - values[i][own] for i, p in zip(group, parameters, strict=True)]
     return torch.cat(result)
 

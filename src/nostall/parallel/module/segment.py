@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,6 +43,15 @@ class Segment:
     """The sent tensors that the function computes; ``("loss",)`` in the last segment."""
     compiled_function: Compiled | None = None
     """What is called in the place of ``function``."""
+
+    @cached_property
+    def shares_weights(self) -> bool:
+        """Whether several operations read a tensor that has a gradient."""
+        readers = Counter[int]()
+        for tensor, node in zip(self.own, self.function.graph.nodes, strict=False):
+            if tensor.requires_grad:
+                readers[id(tensor)] += len(node.users)
+        return any(count > 1 for count in readers.values())
 
     def __call__(
         self, received: dict[str, torch.Tensor], inputs: Any, targets: Any

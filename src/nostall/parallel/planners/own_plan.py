@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,9 +54,22 @@ _WITHOUT_EFFECT = (
     "--init-method-std", "--seed", "--train-iters", "--train-samples", "--data-path", "--split",
     "--tokenizer-type", "--tokenizer-model", "--vocab-file", "--merge-file", "--save", "--load",
     "--save-interval", "--eval-interval", "--eval-iters", "--log-interval", "--tensorboard-dir",
-    "--bf16", "--fp16", "--distributed-backend",
+    "--bf16", "--fp16", "--distributed-backend", "--hidden-dropout", "--attention-dropout",
+    "--attention-backend", "--use-flash-attn", "--group-query-attention", "--normalization",
+    "--norm-epsilon", "--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights",
+    "--position-embedding-type", "--use-rotary-position-embeddings", "--use-mcore-models",
+    "--transformer-impl", "--num-workers", "--mock-data", "--manual-gc", "--exit-duration-in-mins",
+    "--initial-loss-scale", "--timing-log-level", "--no-load-optim", "--no-load-rng",
+    "--nproc_per_node", "--nproc-per-node", "--nnodes", "--node_rank", "--node-rank",
+    "--master_addr", "--master-addr", "--master_port", "--master-port",
 )  # fmt: skip
-"""Flags of the model, which the profile knows, and of what a step's time does not depend on."""
+"""Flags of the model, which the profile knows, of torchrun, and of what a step's time does not
+depend on."""
+_PREFIXES = (
+    "--lr-", "--adam-", "--init-method-", "--rotary-", "--tokenizer-", "--data-", "--eval-",
+    "--log-", "--save-", "--tensorboard-", "--wandb-", "--ckpt-", "--rdzv", "--moe-router-",
+)  # fmt: skip
+"""Beginnings of further such flags."""
 _OTHER_POLICIES: tuple[Policy, ...] = ("1f1b", "pb", "zero-bubble", "gpipe")
 _LEAST_GAIN = 1.005
 """Changes that promise less are not named."""
@@ -162,18 +176,23 @@ def _chunks(values: dict[str, str], stages: int) -> int:
 
 def _megatron_values(text: str) -> dict[str, str]:
     """The numbers of the flags that are read, by their short names."""
-    words = text.split()
+    words = _expanded(text).split()
     script = max((at for at, word in enumerate(words) if word.endswith(".py")), default=-1)
+    if not any(word.partition("=")[0] in MEGATRON for word in words[script + 1 :]):
+        script = -1  # a script that keeps its flags in variables, before the line of the start
     values: dict[str, str] = {}
     others, flag = list[str](), ""
     for word in words[script + 1 :]:
-        value = word
-        if word.startswith("--"):
-            flag, _, value = word.partition("=")
-            if flag not in MEGATRON and flag not in _WITHOUT_EFFECT:
+        value = word.strip("'\"()")
+        if value.startswith("--"):
+            flag, _, value = value.partition("=")
+            is_known = flag in MEGATRON or flag in _WITHOUT_EFFECT or flag.startswith(_PREFIXES)
+            if not is_known:
                 others.append(flag)
-        if value and flag in MEGATRON:
-            values[MEGATRON[flag]] = value
+            if flag in MEGATRON:
+                values[MEGATRON[flag]] = value
+        elif value and flag in MEGATRON:
+            values[MEGATRON[flag]], flag = value, ""
     if others:
         raise BadPlan(
             f"--mine has {', '.join(others[:5])}, whose effect on a step's time is not modelled; "
@@ -183,13 +202,20 @@ def _megatron_values(text: str) -> dict[str, str]:
     return values
 
 
+def _expanded(text: str) -> str:
+    """A script with the numbers of its variables (``TP=2``) in the places that read them."""
+    numbers = dict(re.findall(r"(?:^|\s)([A-Za-z_]\w*)=\"?(\d+)\b", text))
+    return re.sub(r"\$\{?(\w+)\}?", lambda found: numbers.get(found[1], found[0]), text)
+
+
 def parse_own_plan(text: str) -> OwnPlan:
     """Read a line; raises :class:`BadPlan` for a key or value that is not allowed."""
     values: dict[str, str] = {}
     for word in text.split():
         key, equals, value = word.partition("=")
         if not equals or key not in KEYS:
-            raise BadPlan(unknown("key of --mine", key or word, KEYS))
+            text = unknown("key of --mine", key or word, KEYS)
+            raise BadPlan(f"{text}; JSON, YAML and TOML (DeepSpeed, torchtitan) are not read")
         if key in values:
             raise BadPlan(f"--mine has {key} twice, as {values[key]} and {value}; give it once")
         values[key] = value
@@ -214,7 +240,8 @@ def parse_own_plan(text: str) -> OwnPlan:
 def _number(values: dict[str, str], key: str, default: int) -> int:
     text = values.get(key, str(default))
     if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-        raise BadPlan(f"--mine has {key}={text}; allowed is a number from 1 on")
+        found = f"{key}={text}" if text else f"{key} without a value"
+        raise BadPlan(f"--mine has {found}; allowed is a number from 1 on")
     return int(text)
 
 

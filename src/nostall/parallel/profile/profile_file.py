@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nostall.core.files.atomic import write_text_atomically
-from nostall.core.validation import load_json
+from nostall.core.validation import first_problem, load_json
 from nostall.parallel.errors import BadProfile
 from nostall.parallel.profile.layers import Layer, Profile, Tensor
 from nostall.parallel.profile.pipedream import parse_graph
@@ -55,10 +55,8 @@ def load_profile(path: Path) -> Profile:
     try:
         record = load_json(ProfileRecord, text)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
         raise BadProfile(
-            f"{path}: {field}: {first['msg']}; allowed is JSON with `nostall_profile` 1, layers "
+            f"{path}: {first_problem(error)}; allowed is JSON with `nostall_profile` 1, layers "
             "and tensors; write it with nostall.parallel.save_profile"
         ) from error
     return from_record(record)

@@ -16,7 +16,7 @@ from pydantic import Field
 from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.sharding.cost.timeline import timeline
-from nostall.parallel.sharding.plan_file import StrictRecord, has_version_key, read_record
+from nostall.parallel.sharding.plan_file import StrictRecord, read_record
 from nostall.parallel.sharding.planners.sharding import ShardingPlan
 
 VERSION_KEY = "nostall_engine_plan"
@@ -135,11 +135,6 @@ def engine_document(
             "hardware": plan.prices.rates.name,
         },
     }
-
-
-def is_engine_plan(path: Path) -> bool:
-    """Whether a file is JSON with the version key of engine plans; False if it is unreadable."""
-    return has_version_key(path, VERSION_KEY)
 
 
 def load_engine_plan(path: Path) -> EngineFile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nostall.core.validation import explain
+from nostall.core.validation import explain, parse_json
 from nostall.parallel.cluster import Cluster, parse_cluster
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.sharding.cost.device_mesh import ClusterMesh
@@ -217,24 +216,10 @@ def collective_rows(plan: ShardingPlan) -> list[dict[str, Any]]:
     return sorted(rows.values(), key=lambda row: -float(row["seconds"]))
 
 
-def has_version_key(path: Path, key: str) -> bool:
-    """Whether a file is JSON with this version key; False if it is unreadable."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(document, dict) and key in document
-
-
-def is_sharding_plan(path: Path) -> bool:
-    """Whether a file is JSON with the version key of sharding plans; False if it is unreadable."""
-    return has_version_key(path, VERSION_KEY)
-
-
 def read_record(path: Path, model: type[Record]) -> Record:
     """The validated content of a plan file; raises :class:`BadPlan` if it is unreadable."""
     try:
-        return model.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return model.model_validate(parse_json(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise BadPlan(
             f"cannot read {path}: {error.strerror}; give the path of a plan file"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
@@ -84,7 +85,9 @@ def count_step(
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
     try:
         with mode, counter, torch.set_grad_enabled(training):
-            output = torch.func.functional_call(module, state, args, kwargs)
+            # functional_call leaves the call's tensors in a submodule with two names.
+            with _reparametrize_module(module, state, tie_weights=True, stack_weights=True):
+                output = module(*args, **kwargs)
             if training:
                 _scalar_loss(output, loss).backward()
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:

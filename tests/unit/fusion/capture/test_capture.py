@@ -72,6 +72,13 @@ def unsupported(function: Any, *inputs: Any, mode: str = "fake") -> dict[str, st
     return dict(captured.report.unsupported.keys())
 
 
+def test_a_submodule_with_two_names_keeps_its_parameters() -> None:
+    layer = torch.nn.Linear(4, 4)
+    weight = layer.weight
+    inference_graph(torch.nn.Sequential(layer, torch.nn.ReLU(), layer), torch.randn(2, 4))
+    assert layer.weight is weight
+
+
 def test_opaque_calls_have_reasons() -> None:
     x, square = torch.rand(4, 6), torch.rand(4, 4)
     assert unsupported(lambda x: (x @ x).cumsum(0), square).keys() == {

@@ -114,6 +114,7 @@ class _Clipping(torch.optim.SGD):
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1), True, False),
         (lambda p: torch.optim.Adafactor(p), False, False),
         (lambda p: torch.optim.Adafactor(p), True, True),
+        (lambda p: torch.optim.LBFGS(p), False, True),
     ],
 )
 def test_optimisers_that_couple_parameters_of_ranks_are_refused(

@@ -140,6 +140,25 @@ def test_flags_of_megatron_are_a_plan(tmp_path: Path) -> None:
     assert own == OwnPlan(4, 1, "1f1b", 1, 1, 16)
 
 
+SCRIPT = """#!/bin/bash
+TP_SIZE=1
+PP="2"
+DISTRIBUTED_ARGS=(--nproc_per_node 4 --nnodes 1)
+MODEL_ARGS=(
+    --num-layers 8 --lr-warmup-fraction .001 --tokenizer-type GPT2BPETokenizer)
+PARALLEL_ARGS=(
+\t--tensor-model-parallel-size\t$TP_SIZE
+\t--pipeline-model-parallel-size ${PP} --micro-batch-size '2' --global-batch-size 16 )
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${MODEL_ARGS[@]} ${PARALLEL_ARGS[@]}
+"""
+
+
+def test_a_script_may_have_its_flags_and_numbers_in_variables(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(SCRIPT)
+    ((_, own),) = read_own_plans(str(tmp_path / "train.sh"), 4, 64)
+    assert own == OwnPlan(2, 2, "1f1b", 4, 1, 16)
+
+
 def test_a_file_has_a_plan_in_each_line(tmp_path: Path) -> None:
     file = tmp_path / "plans.txt"
     file.write_text(f"# two plans\n{LINE}\n\n  pp=4 micro-batches=8  # no replicas\n")
@@ -161,6 +180,8 @@ def test_a_file_has_a_plan_in_each_line(tmp_path: Path) -> None:
          "has --use-distributed-optimizer, --recompute-activations, whose effect"),
         ("--micro-batch-size 1 --num-layers-per-virtual-pipeline-stage 2", "needs --num-layers"),
         ("--micro-batch-size one", "micro-batch=one; allowed is a number"),
+        ("--pipeline-model-parallel-size --micro-batch-size 1", "has pp without a value"),
+        ("--pipeline-model-parallel-size $PP --micro-batch-size 1", r"has pp=\$PP; allowed"),
         ("nothing.txt", "cannot be read as a file"),
         (".", "cannot be read as a file"),
     ],
@@ -173,6 +194,9 @@ def test_flags_that_cannot_be_priced_are_refused(text: str, message: str) -> Non
 def test_a_file_without_a_plan_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# nothing\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, message in (("empty", "has no plan"), ("binary", "cannot be read as a file")):
+    (tmp_path / "json").write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 3}}')
+    for name, message in (
+        ("empty", "has no plan"), ("binary", "cannot be read as a file"), ("json", "are not read"),
+    ):  # fmt: skip
         with pytest.raises(BadPlan, match=message):
             read_own_plans(str(tmp_path / name), 4, 16)

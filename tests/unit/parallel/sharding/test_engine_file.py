@@ -14,11 +14,12 @@ torch = pytest.importorskip("torch", reason="models need the extra nostall[torch
 from torch import nn  # noqa: E402
 
 from nostall.parallel.errors import BadPlan  # noqa: E402
+from nostall.parallel.execute.parts.any_plan import load_any_plan  # noqa: E402
 from nostall.parallel.module.wrapping import wrapped_blocks  # noqa: E402
 from nostall.parallel.sharding.engine_file import (  # noqa: E402
     RULES_OF,
+    EngineFile,
     engine_document,
-    is_engine_plan,
     load_engine_plan,
 )
 from nostall.parallel.sharding.planners.rules import RULES  # noqa: E402
@@ -40,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_file_is_read_as_it_was_written(path: Path) -> None:
-    assert is_engine_plan(path) and set(RULES_OF.values()) <= set(RULES)
+    assert isinstance(load_any_plan(path), EngineFile) and set(RULES_OF.values()) <= set(RULES)
     plan = load_engine_plan(path)
     assert (plan.engine, plan.samples, plan.wrap, len(plan.cluster)) == (
         "fsdp2", 8, ("blocks.0",), 2,

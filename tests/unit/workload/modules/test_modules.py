@@ -68,6 +68,13 @@ def test_nothing_is_computed_and_the_module_is_not_changed() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_a_submodule_with_two_names_keeps_its_parameters() -> None:
+    layer = torch.nn.Linear(4, 4)
+    weight = layer.weight
+    module_features(torch.nn.Sequential(layer, torch.nn.ReLU(), layer), (torch.randn(2, 4),))
+    assert layer.weight is weight
+
+
 def test_half_precision_keyword_inputs_and_a_loss() -> None:
     layer = torch.nn.Linear(8, 8).to(torch.bfloat16)
     batch = {"input": torch.zeros(2, 8, dtype=torch.bfloat16)}

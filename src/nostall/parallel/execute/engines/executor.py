@@ -11,7 +11,6 @@ import torch.distributed as dist
 from nostall.parallel.errors import BadModel
 from nostall.parallel.execute.communication.gradient_reducer import GradientReducer
 from nostall.parallel.execute.run_config import Engine
-from nostall.parallel.module.model import Model
 from nostall.parallel.slices import OwnSamples
 
 
@@ -44,12 +43,11 @@ class Executor(Protocol):
         ...
 
 
-def check_same_model(model: Model) -> None:
-    """Raise :class:`BadModel` unless all ranks built the same model; a collective call."""
-    fingerprints: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(fingerprints, model.fingerprint)
-    different = [rank for rank, text in enumerate(fingerprints) if text != fingerprints[0]]
-    if different:
+def check_same_model(description: str) -> None:
+    """Raise :class:`BadModel` unless all ranks have this description; a collective call."""
+    all_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(all_ranks, description)
+    if different := [rank for rank, text in enumerate(all_ranks) if text != all_ranks[0]]:
         raise BadModel(
             f"ranks 0 and {different[0]} built different models; build the same model in every "
             "process"

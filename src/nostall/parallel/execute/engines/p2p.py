@@ -52,7 +52,7 @@ class P2PExecutor:
         plan: Plan,
         groups: ProcessGroups,
     ) -> None:
-        check_same_model(model)
+        check_same_model(model.fingerprint)
         self.model, self.workload, self.plan = model, workload, plan
         self.device = groups.device
         self.rank = dist.get_rank()

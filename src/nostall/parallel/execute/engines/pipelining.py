@@ -111,7 +111,7 @@ class PipeliningExecutor:
             raise BadPlan(
                 f"torch.distributed.pipelining cannot run this plan: {reason}; use --engine p2p"
             )
-        check_same_model(model)
+        check_same_model(model.fingerprint)
         self.model, self.workload, self.plan = model, workload, plan
         self.device = groups.device
         grid = list(dict.fromkeys(stage.gpus for stage in plan.stages))

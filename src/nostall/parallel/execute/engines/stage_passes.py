@@ -88,14 +88,20 @@ class StagePasses:
         return _input_gradients(state, gradients)
 
     def backward_inputs(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Run the half of the backward pass that the previous stage waits for, as ``backward``."""
+        """Run the half of the backward pass that the previous stage waits for, as ``backward``.
+
+        It is the whole pass if operations share a weight, whose gradients torch does not split.
+        """
         state = self._in_flight[micro_batch]
         state.pending = _with_gradients(state.outputs, gradients)
         leaves = [
             state.inputs[name] for name in state.segment.used if state.inputs[name].requires_grad
         ]
         # Without such leaves, all gradients are those of weights, so the whole pass is deferred.
-        if leaves and state.pending[0]:
+        if leaves and state.pending[0] and state.segment.shares_weights:
+            torch.autograd.backward(*state.pending)
+            state.pending = ([], [])
+        elif leaves and state.pending[0]:
             state.parameter_groups = backward_inputs(*state.pending, leaves, self._weights())
             state.pending = ([], [])
         return _input_gradients(state, gradients)

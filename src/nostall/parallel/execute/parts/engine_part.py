@@ -17,9 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from nostall.parallel.errors import BadModel, BadPlan
 from nostall.parallel.execute.parts.part import (
     KeptGradients,
-    Noted,
+    Part,
     PartOptions,
-    RankMesh,
     TrainingModes,
 )
 from nostall.parallel.execute.parts.tensor_parallel import (
@@ -34,14 +33,13 @@ from nostall.parallel.module.precision import coarsest, computed_dtypes
 from nostall.parallel.module.wrapping import wrapped_blocks
 from nostall.parallel.sharding.capture.joint import JointGraph, trace_step
 from nostall.parallel.sharding.engine_file import EngineFile
-from nostall.parallel.sharding.placements import Placements
 from nostall.parallel.slices import OwnSamples, split_evenly
 
 _TRACED_SAMPLES = 2
 _UNKNOWN = "operators of a module that cannot be traced"
 
 
-class EnginePart(Noted):
+class EnginePart(Part):
     """See :class:`~.part.Part`; every rank runs the module on its share of a batch, or with tensor
     parallelism its share of the module on all of a batch.
 
@@ -99,10 +97,6 @@ class EnginePart(Noted):
         self.parameters: Mapping[str, torch.nn.Parameter] = dict(module.named_parameters())
         is_first = dist.get_rank() == 0
         self.counted = frozenset(n for n, p in self.parameters.items() if is_first or _is_cut(p))
-        self.placements: Mapping[str, Placements] = {}
-        self.meshes: tuple[RankMesh, ...] = ()
-        self.mesh = 0
-        self.collectives: Mapping[str, int] = {}
 
     def own(self, samples: int) -> OwnSamples:
         if self._is_tensor_parallel:

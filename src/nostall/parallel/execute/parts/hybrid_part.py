@@ -10,7 +10,7 @@ import torch
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.part import (
-    Noted,
+    Part,
     PartOptions,
     RankMesh,
     TrainingModes,
@@ -26,7 +26,7 @@ from nostall.parallel.sharding.program.devices import redistribute
 from nostall.parallel.slices import OwnSamples
 
 
-class HybridPart(Noted):
+class HybridPart(Part):
     """See :class:`~.part.Part`; stages have consecutive ranks."""
 
     engine: str = "hybrid"
@@ -44,7 +44,6 @@ class HybridPart(Noted):
         self.job, self.plan, self.device, self.samples = job, plan, device, plan.samples
         self.loss_dtype, self.computation_dtype = model.loss_dtype, model.computation_dtype
         self.random_operators, self.loss_samples = model.random_operations, plan.micro_batch
-        self.collectives: Mapping[str, int] = {}
         self._traced = computation.traced
         self._modes = TrainingModes(job.module, computation.traced.module)
         stages = _captured(model, plan)

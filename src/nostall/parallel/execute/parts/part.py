@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -41,7 +42,7 @@ class RankMesh:
         return torch.arange(self.first_rank, self.first_rank + count).reshape(self.shape)
 
 
-class Part(Protocol):
+class Part(ABC):
     """One rank's part of a plan.  All ranks create theirs at the same time."""
 
     engine: str
@@ -61,54 +62,57 @@ class Part(Protocol):
     same values, one does."""
     placements: Mapping[str, Placements]
     """Placements of the sharded ones of ``parameters`` on the rank's mesh."""
-    meshes: tuple[RankMesh, ...]
+    meshes: tuple[RankMesh, ...] = ()
     """The meshes of all ranks' sharded parameters, the same on all ranks."""
-    mesh: int
+    mesh: int = 0
     """Number of the rank's mesh."""
     collectives: Mapping[str, int]
     """Collectives of the last step by kind, if the engine counts them."""
-    notes: list[str]
-    """What is not compiled or not captured, with the reason."""
-    no_graph: str
+    no_graph: str = ""
     """Why the steps cannot be CUDA graphs; empty if they may be."""
-    overwrites_gradients: bool
+    overwrites_gradients: bool = False
     """Whether a step with ``reduce`` overwrites the memory of gradients of earlier steps."""
-    is_lost_by_failed_capture: bool
+    is_lost_by_failed_capture: bool = False
     """Whether no step can run after a capture that failed."""
-    is_traced: bool
+    is_traced: bool = True
     """Whether a step has the shapes and the values in Python of the job's example batch."""
-    loss_samples: int
+    loss_samples: int = 0
     """Samples whose loss a step takes as one; 0 where the parts of a loss are not compared."""
     computation_dtype: torch.dtype
     """The type with the coarsest numbers that a step computes with."""
 
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        """What is not compiled or not captured, with the reason."""
+        self.placements, self.collectives = {}, {}
+
     def note(self, text: str) -> None:
         """Add to the notes, once."""
-        ...
+        if text not in self.notes:
+            self.notes.append(text)
 
-    def prepare_capture(self, stream: Any) -> None:
-        """Get ready for a capture on a CUDA stream; a collective call."""
-        ...
+    def prepare_capture(self, stream: Any) -> None:  # noqa: B027
+        """Get ready for a capture on a CUDA stream, which most parts are; a collective call."""
 
-    def drop_capture(self) -> None:
-        """Drop what a capture that failed left behind."""
-        ...
+    def drop_capture(self) -> None:  # noqa: B027
+        """Drop what a capture that failed left behind; most parts keep nothing of a step."""
 
     def changed_buffers(self) -> Sequence[torch.Tensor]:
-        """Buffers that a step may change, such as running means."""
-        ...
+        """Buffers that a step may change, such as running means; traced steps change none."""
+        return ()
 
+    @abstractmethod
     def compile(self) -> None:
         """Compile by Inductor what a rank computes between its collectives, from the next step."""
-        ...
 
+    @abstractmethod
     def own(self, samples: int) -> OwnSamples:
         """The samples that the rank reads of a whole batch of ``samples``; none if it reads none.
 
         Raises :class:`BadPlan` if the plan cannot run so many samples.
         """
-        ...
 
+    @abstractmethod
     def step(
         self, inputs: Any, targets: Any, samples: int, *, scale: float = 1.0, reduce: bool = True
     ) -> torch.Tensor:
@@ -119,51 +123,25 @@ class Part(Protocol):
         part keeps them, and the next step with ``reduce`` adds them before its reduction over
         ranks.
         """
-        ...
 
+    @abstractmethod
     def drop_kept(self) -> None:
         """Drop the gradients that steps without ``reduce`` kept."""
-        ...
 
+    @abstractmethod
     def evaluate(
         self, inputs: Any, targets: Any, samples: int, *, is_training: bool
     ) -> torch.Tensor:
         """This rank's part of the loss, without gradients, in the given mode of the module."""
-        ...
 
+    @abstractmethod
     def whole_gradients(self) -> Mapping[str, torch.Tensor | None]:
         """Unsharded gradients of the parameters that this rank holds, by name; None where there is
         none."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Destroy the process groups of the part; no rank may have messages under way."""
-        ...
-
-
-class Noted:
-    """The notes of a part."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.no_graph = ""
-        self.overwrites_gradients = self.is_lost_by_failed_capture = False
-        self.is_traced, self.loss_samples = True, 0
-
-    def note(self, text: str) -> None:
-        """See :class:`Part`."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def prepare_capture(self, stream: Any) -> None:
-        """See :class:`Part`; most parts need nothing."""
-
-    def drop_capture(self) -> None:
-        """See :class:`Part`; most parts keep nothing of a step."""
-
-    def changed_buffers(self) -> Sequence[torch.Tensor]:
-        """See :class:`Part`; traced steps change none."""
-        return ()
 
 
 LOSS = "the loss"

@@ -17,9 +17,8 @@ from nostall.parallel.execute.engines.pipelining import PipeliningExecutor, unsu
 from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.part import (
     KeptGradients,
-    Noted,
+    Part,
     PartOptions,
-    RankMesh,
     TrainingModes,
 )
 from nostall.parallel.execute.preconditions import check_layers, check_sample_sums
@@ -28,13 +27,12 @@ from nostall.parallel.module.layering import GRANULARITIES
 from nostall.parallel.module.model import Model
 from nostall.parallel.plan import Plan, Workload
 from nostall.parallel.rank_schedule import rank_schedules
-from nostall.parallel.sharding.placements import Placements
 from nostall.parallel.slices import OwnSamples
 
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
-class PipelinePart(Noted):
+class PipelinePart(Part):
     """See :class:`~.part.Part`; rank r is GPU r of the plan's cluster."""
 
     def __init__(self, model: Model, workload: Workload, plan: Plan, options: PartOptions) -> None:
@@ -67,10 +65,6 @@ class PipelinePart(Noted):
         self.counted = frozenset(
             name for name, p in self.parameters.items() if executor.gradients.is_first_holder(p)
         )
-        self.placements: Mapping[str, Placements] = {}
-        self.meshes: tuple[RankMesh, ...] = ()
-        self.mesh = 0
-        self.collectives: Mapping[str, int] = {}
 
     def own(self, samples: int) -> OwnSamples:
         own = self._executor(samples).own

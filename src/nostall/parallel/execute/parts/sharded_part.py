@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from nostall.parallel.errors import BadPlan
 from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.part import (
-    Noted,
+    Part,
     PartOptions,
     RankMesh,
     TrainingModes,
@@ -27,7 +27,12 @@ from nostall.parallel.sharding.placements import (
     is_sharded,
 )
 from nostall.parallel.sharding.plan_file import PlanFile
-from nostall.parallel.sharding.program.devices import ProcessDevices, Values, redistribute
+from nostall.parallel.sharding.program.devices import (
+    ProcessDevices,
+    Values,
+    placed_leaves,
+    redistribute,
+)
 from nostall.parallel.sharding.program.program import KeptSums, ShardedProgram
 from nostall.parallel.slices import OwnSamples
 
@@ -38,7 +43,7 @@ EVAL_DIFFERS = (
 )
 
 
-class ShardedPart(Noted):
+class ShardedPart(Part):
     """See :class:`~.part.Part`; rank r is device r of the plan's mesh."""
 
     engine: str = "sharded"
@@ -75,10 +80,8 @@ class ShardedPart(Noted):
             name: program.parameter_placements(name) for name in self.parameters
         }
         self.meshes: tuple[RankMesh, ...] = (RankMesh(0, plan.mesh),)
-        self.mesh = 0
         self.counted = counted_shards(self.placements, self._devices.coordinates[0])
         self._buffers = {name: b.to(device) for name, b in job.module.named_buffers()}
-        self.collectives: Mapping[str, int] = {}
         self._is_same_in_eval: bool | None = None
 
     @property
@@ -180,8 +183,9 @@ class ShardedPart(Noted):
         return {name: [p.detach()] for name, p in self.parameters.items()}
 
     def _leaves(self, inputs: Any, targets: Any) -> list[Any]:
-        leaves = tree_leaves((inputs, targets))
-        return [v.to(self.device) if isinstance(v, torch.Tensor) else v for v in leaves]
+        job = self.computation.job
+        examples = tree_leaves((job.inputs, job.targets))
+        return placed_leaves(tree_leaves((inputs, targets)), examples, self.device)
 
     def _on_first_rank(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss on rank 0, and 0 on others."""

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from nostall.core.errors import BadInput
 from nostall.parallel.errors import BadModel, BadPlan
+from nostall.parallel.execute.engines.executor import check_same_model
 from nostall.parallel.execute.parts.any_plan import AnyPlan, load_any_plan
 from nostall.parallel.execute.parts.computation import Computation, float_weights, in_types_of
 from nostall.parallel.execute.parts.hybrid_part import HybridPart
@@ -142,13 +143,7 @@ def _check_world(gpus: int, shape: tuple[int, ...] | None, mesh: DeviceMesh | No
 def _broadcast_weights(module: torch.nn.Module, device: torch.device) -> None:
     """Give all ranks the parameters and buffers of rank 0; the modules have to be equal else."""
     described = [(n, t.shape, t.dtype) for n, t in module.state_dict(keep_vars=True).items()]
-    all_ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(all_ranks, repr(described))
-    if different := [rank for rank, text in enumerate(all_ranks) if text != all_ranks[0]]:
-        raise BadModel(
-            f"ranks 0 and {different[0]} built different models; build the same model in every "
-            "process"
-        )
+    check_same_model(repr(described))
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
             value = tensor.detach().to(device).contiguous()

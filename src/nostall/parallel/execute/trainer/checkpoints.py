@@ -15,6 +15,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from nostall.core.errors import one_line
 from nostall.parallel.errors import BadCheckpoint
@@ -64,6 +66,35 @@ def load(path: Path, state: dict[str, Any]) -> None:
         dcp.load(state, storage_reader=dcp.FileSystemReader(path))
     except CheckpointException as error:
         raise BadCheckpoint(f"cannot read the checkpoint {path}: {_cause(error)}") from error
+
+
+def check_same(states: Mapping[str, Any]) -> None:
+    """Raise :class:`BadCheckpoint` for an entry that ranks have with other values; collective."""
+    leaves, _ = tree_flatten_with_path(states)
+    own = {keystr(path): text for path, leaf in leaves if (text := _described(leaf))}
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, own)
+    first: dict[str, tuple[int, str]] = {}
+    for rank, found in enumerate(ranks):
+        for path, text in found.items():
+            other, known = first.setdefault(path, (rank, text))
+            if text != known:
+                raise BadCheckpoint(
+                    f"{path} is {known} on rank {other} and {text} on rank {rank}, and DCP writes "
+                    "an entry once; name a rank's own entries by its rank (they fit the same plan "
+                    "only), or make tensors of shards DTensors"
+                )
+
+
+def _described(leaf: Any) -> str:
+    """A value as text, a tensor by its shape and sum; empty for what DCP writes as shards."""
+    if isinstance(leaf, DTensor):
+        return ""
+    if isinstance(leaf, torch.Tensor):
+        return (
+            f"a tensor of shape {tuple(leaf.shape)} with the sum {float(leaf.detach().sum()):.9g}"
+        )
+    return repr(leaf) if isinstance(leaf, bool | int | float | str) else ""
 
 
 def read_metadata(path: Path) -> Metadata:

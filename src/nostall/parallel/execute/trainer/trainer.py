@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
 
 from nostall.parallel.errors import BadCheckpoint, BadModel
 from nostall.parallel.execute.parts.captured_steps import CapturedSteps
@@ -18,7 +19,6 @@ from nostall.parallel.execute.parts.computation import Computation
 from nostall.parallel.execute.parts.part import Part
 from nostall.parallel.execute.trainer import checkpoints
 from nostall.parallel.execute.trainer.checkpoints import GENERATORS, MODEL, OPTIMIZER
-from nostall.parallel.execute.trainer.gradient_norm import clip, total_norm
 from nostall.parallel.execute.trainer.named_state import NamedParameters
 from nostall.parallel.execute.trainer.sampler import OwnSampler
 from nostall.parallel.module.job import count_samples, to_device
@@ -27,6 +27,10 @@ from nostall.parallel.slices import OwnSamples
 
 _COUNTS = "trainer"
 """Key of the trainer's counts in a checkpoint."""
+_EPSILON = 1e-6
+"""That of ``torch.nn.utils.clip_grad_norm_``."""
+_SUMMED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+"""Types in which squares of values of shorter types are summed."""
 
 
 class Trainer:
@@ -69,6 +73,7 @@ class Trainer:
         optimizer.register_step_post_hook(self._count_step)
         self._unread = _unread(computation.job.module, part)
         self._own: dict[int, OwnSamples] = {}
+        self._frozen = {n for n, p in part.parameters.items() if not p.requires_grad}
 
     @property
     def engine(self) -> str:
@@ -133,6 +138,7 @@ class Trainer:
             raise BadModel(
                 "forward_backward in eval mode; call train() before, or evaluate() for the loss"
             )
+        self._check_frozen()
         size = self.samples if samples is None else samples
         inputs, targets = self._own_batch(batch, size)
         parameters = list(self._part.parameters.values())
@@ -142,6 +148,9 @@ class Trainer:
             parameter.grad = None
         with torch.enable_grad(), self._random_numbers("train"):
             loss = self._steps.step(inputs, targets, size, scale=scale, reduce=reduce)
+        for parameter in parameters:
+            if not parameter.requires_grad:  # frozen since; a traced step computes its gradient
+                parameter.grad = None
         _add_gradients(parameters, before)
         self._has_kept = not reduce
         self.passes += 1
@@ -179,19 +188,20 @@ class Trainer:
         """
         self._check_reduced()
         part = self._part
-        total = total_norm(part.parameters, part.counted, float(norm_type), self._device)
-        clip(part.parameters, max_norm, total)
+        total = _total_norm(part.parameters, part.counted, float(norm_type), self._device)
+        _clip(part.parameters, max_norm, total)
         return total
 
     def zero_grad(self) -> None:
-        """Clear the gradients, also those that are not reduced.
+        """Clear the gradients, also those that are not reduced or that no optimiser steps.
 
         Raises :class:`BadModel` for FSDP2 after a pass with ``reduce=False``.
         """
         if self._has_kept:
             self._steps.drop_kept()
             self._has_kept = False
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self._part.parameters.values():
+            parameter.grad = None
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """The parameters that this rank holds; a shard is the local part of one."""
@@ -249,12 +259,17 @@ class Trainer:
         It has the model, the optimiser, the counts, torch's default generators of each rank, and
         ``others``, such as a scheduler and a sampler, but no gradients: save after a step of the
         optimiser.  All ranks see the folder.  A process that is killed meanwhile leaves
-        the older checkpoints as they were.  Raises :class:`BadCheckpoint` if it cannot be written.
+        the older checkpoints as they were.  Raises :class:`BadCheckpoint` if it cannot be written,
+        or if an entry of ``others`` has another value on another rank: DCP writes one of them.
         """
         path = checkpoints.checkpoint_folder(Path(folder), self.steps)
         _check_names(others)
-        state = {**self.state_dict(), GENERATORS: checkpoints.generator_states(self._device)}
-        checkpoints.save(path, state | {key: own.state_dict() for key, own in others.items()})
+        states = {key: own.state_dict() for key, own in others.items()}
+        checkpoints.check_same(states)
+        optimizer = self._named.optimizer_state(self.optimizer)
+        state = {MODEL: self._model_state(), OPTIMIZER: optimizer, _COUNTS: self._counts(),
+                 GENERATORS: checkpoints.generator_states(self._device)}  # fmt: skip
+        checkpoints.save(path, state | states)
         return path
 
     def load(self, folder: str | Path, **others: Stateful) -> Path | None:
@@ -403,6 +418,15 @@ class Trainer:
     def _counts(self) -> dict[str, int]:
         return {"steps": self.steps, "passes": self.passes, "seed": self._seed}
 
+    def _check_frozen(self) -> None:
+        trainable = [n for n in self._frozen if self._part.parameters[n].requires_grad]
+        if trainable:
+            raise BadModel(
+                f"{min(trainable)} was frozen when the trainer was built, so steps do not compute "
+                "its gradient; build with it trainable, and let the optimizer function leave it "
+                "out until trainer.optimizer.add_param_group"
+            )
+
     def _check_reduced(self) -> None:
         if self._has_kept:
             raise BadModel(
@@ -470,3 +494,53 @@ def _add_gradients(parameters: list[torch.nn.Parameter], before: list[torch.Tens
         torch._foreach_add_([old for old, _ in both], [new for _, new in both])
     for old, parameter in pairs:
         parameter.grad = old
+
+
+def _total_norm(
+    parameters: Mapping[str, torch.nn.Parameter],
+    counted: Collection[str],
+    norm_type: float,
+    device: torch.device,
+) -> torch.Tensor:
+    """The norm of the gradients of all ranks' parameters, equal on all ranks; a collective call.
+
+    ``counted`` are the names of those that this rank counts: one rank counts a replica, a tied
+    weight or a shard.
+    """
+    own = [p for name, p in parameters.items() if name in counted]
+    norms = [
+        norm.to(device, torch.float64)
+        for dtype, gradients in _gradients(own).items()
+        for norm in torch._foreach_norm(gradients, norm_type, _SUMMED.get(dtype))
+    ]
+    values = torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64, device=device)
+    if norm_type == float("inf"):
+        total = values.max() if norms else values.new_zeros(())
+        dist.all_reduce(total, op=dist.ReduceOp.MAX)
+        return total
+    total = values.pow(norm_type).sum()
+    dist.all_reduce(total)
+    return total.pow(1 / norm_type)
+
+
+def _clip(
+    parameters: Mapping[str, torch.nn.Parameter], max_norm: float, total: torch.Tensor
+) -> None:
+    """Scale the gradients as ``torch.nn.utils.clip_grad_norm_`` does, for a norm of ``total``."""
+    factor = torch.clamp(max_norm / (total + _EPSILON), max=1.0)
+    for dtype, gradients in _gradients(parameters.values()).items():
+        torch._foreach_mul_(gradients, factor.to(dtype))
+
+
+def _gradients(
+    parameters: Iterable[torch.nn.Parameter],
+) -> dict[torch.dtype, list[torch.Tensor]]:
+    """The gradients that there are, as local tensors by element type."""
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor):  # FSDP2's; each rank has a shard, perhaps an empty one
+            gradient = gradient.to_local()
+        if gradient is not None and gradient.numel():
+            found.setdefault(gradient.dtype, []).append(gradient)
+    return found

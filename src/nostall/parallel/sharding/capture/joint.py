@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 from torch.fx import Graph, GraphModule, Node
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -77,13 +77,13 @@ def trace_step(job: Job, samples: int) -> JointGraph:
     step = ModuleWithLoss(job)
 
     def loss_of(own: list[Any], constant: list[Any], batch: list[Any]) -> torch.Tensor:
-        values = list(leaves)
-        for i, tensor in zip(batched, batch, strict=True):
-            values[i] = tensor
+        values = dict(enumerate(leaves)) | dict(zip(batched, batch, strict=True))
         # The loss, too, is under these values, because it may read parameters (weight decay).
         state = zip([*parameters, *buffers], [*own, *constant], strict=True)
         named = {f"{ROOT}.{name}": value for name, value in state}
-        return functional_call(step, named, tree_unflatten(values, structure))
+        # functional_call leaves the call's tensors in a submodule with two names.
+        with _reparametrize_module(step, named, tie_weights=True, stack_weights=True):
+            return step(*tree_unflatten([*values.values()], structure))
 
     groups = [list(parameters.values()), list(buffers.values()), [leaves[i] for i in batched]]
     try:

@@ -16,7 +16,6 @@ from nostall.parallel.sharding.plan_file import (
     PlanFile,
     StrategyRecord,
     StrictRecord,
-    has_version_key,
     read_record,
     read_strategies,
     strategy_records,
@@ -111,11 +110,6 @@ def hybrid_document(
             for stage, plan in stages
         ],
     }
-
-
-def is_hybrid_plan(path: Path) -> bool:
-    """Whether a file is JSON with the version key of hybrid plans; False if it is unreadable."""
-    return has_version_key(path, VERSION_KEY)
 
 
 def load_hybrid_plan(path: Path) -> HybridFile:

@@ -26,6 +26,7 @@ from nostall.parallel.sharding.placements import REPLICATED
 from nostall.parallel.sharding.program.devices import (
     ProcessDevices,
     Values,
+    placed_leaves,
     redistribute,
     scatter,
 )
@@ -112,6 +113,12 @@ class RankOfStage:
         if not any(self.captured.stage.batched):
             return 0, 0
         return self.program.own_samples(samples)
+
+    def leaves(self, part: tuple[Any, Any]) -> list[Any]:
+        """What the stage reads of a micro-batch."""
+        own = [tree_leaves(part)[i] for i in self.segment.leaves]
+        examples = list(self.captured.stage.job.inputs)[: len(own)]
+        return placed_leaves(own, examples, self.device)
 
     def forward(self, received: Tensors, leaves: Sequence[Any]) -> Tensors:
         """The tensors that are sent, whole."""
@@ -229,7 +236,7 @@ class HybridRank:
         losses = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.no_grad():
             for part in micro_batches:
-                leaves = [tree_leaves(part)[i].to(self.device) for i in own.segment.leaves]
+                leaves = own.leaves(part)
                 received = dict(zip(own.segment.used, self._receive("forward"), strict=True))
                 if own.is_last:
                     losses += own.loss(received, leaves)
@@ -248,8 +255,7 @@ class HybridRank:
         """``sums`` receives the gradients; with ``reduce``, the last backward pass reduces them."""
         own, processes = self.own, self.processes
         own.gradients.clear()
-        leaves = [tree_leaves(part) for part in micro_batches]
-        batch = [[part[i].to(self.device) for i in own.segment.leaves] for part in leaves]
+        batch = [own.leaves(part) for part in micro_batches]
         kept: dict[int, Tensors] = {}
         losses = torch.zeros((), dtype=torch.float64, device=self.device)
         passes = one_forward_one_backward(processes.number, processes.stages, len(batch))

@@ -141,6 +141,20 @@ def _group_options() -> Any:
     return options
 
 
+def placed_leaves(
+    leaves: Sequence[Any], examples: Sequence[Any], device: torch.device
+) -> list[Any]:
+    """Values of a batch on a device, contiguous where those of the trace are.
+
+    The trace has no copy there for kernels that need contiguous tensors.
+    """
+    moved = [v.to(device) if isinstance(v, torch.Tensor) else v for v in leaves]
+    return [
+        own.contiguous() if isinstance(example, torch.Tensor) and example.is_contiguous() else own
+        for own, example in zip(moved, examples, strict=True)
+    ]
+
+
 def redistribute(
     devices: Devices, values: Values, source: Placements, target: Placements
 ) -> Values:

@@ -17,7 +17,14 @@ import torch
 
 from nostall.parallel.sharding.capture.operators import CapturedStep
 from nostall.parallel.sharding.graph import Assignment, Edge, input_placements, output_placements
-from nostall.parallel.sharding.placements import REPLICATED, Placements, local_shape, shard
+from nostall.parallel.sharding.placements import (
+    REPLICATED,
+    Placements,
+    is_sharded,
+    local_shape,
+    shard,
+    shard_dim,
+)
 from nostall.parallel.sharding.program.devices import (
     Devices,
     Values,
@@ -97,6 +104,7 @@ class ShardedProgram:
         ]
         """Placements of each tensor as its producer returns it."""
         self.schedule = schedule(graph, assignment)
+        self._orders = self._memory_orders()
         self._targets = {e: input_placements(graph, assignment, e) for e in graph.edges}
         self._batched = tuple(batched)
         self.sample_dims = self._cut_by_samples()
@@ -157,6 +165,24 @@ class ShardedProgram:
             for t in graph.operators[number].outputs
         ]
         return LocalOperator(node, self.step.output_indices[number], shapes, self.device)
+
+    def _memory_orders(self) -> dict[int, tuple[int, ...]]:
+        """Dimensions of tensors that are not contiguous in the trace, from the outermost in memory
+        on."""
+        orders: dict[int, tuple[int, ...]] = {}
+        for operator, node, indices in zip(
+            self.step.graph.operators, self.step.nodes, self.step.output_indices, strict=True
+        ):
+            if node is None:  # a branch returns its input
+                known = [orders[t] for t in operator.inputs if t in orders]
+                orders.update(zip(operator.outputs, known, strict=False))
+                continue
+            value = node.meta["val"]
+            values = [value[i] for i in indices] if isinstance(value, list | tuple) else [value]
+            for tensor, own in zip(operator.outputs, values, strict=True):
+                if not own.is_contiguous():
+                    orders[tensor] = tuple(sorted(range(own.dim()), key=own.stride, reverse=True))
+        return orders
 
     def _tensors_to_free(self) -> dict[int | Edge, list[int]]:
         """The tensors that nothing reads after an operator ran, or after an edge's start."""
@@ -299,9 +325,21 @@ class ShardedProgram:
         )
 
     def redistributed(self, value: Values, edge: Edge) -> Values:
-        """The tensor of an edge in the placement in which its consumer needs it."""
+        """The tensor of an edge in the placement in which its consumer needs it.
+
+        Its dimensions have the order in memory that they have in the trace, which copies a tensor
+        before a kernel that reads memory without strides only if that order needs it.
+        """
         source, target = self.placements[edge.tensor], self._targets[edge]
-        return value if source == target else redistribute(self.devices, value, source, target)
+        if source == target:
+            return value
+        order = self._orders.get(edge.tensor)
+        if order is None:
+            return redistribute(self.devices, value, source, target)
+        source, target = _permuted(source, order), _permuted(target, order)
+        moved = redistribute(self.devices, [v.permute(order) for v in value], source, target)
+        back = [order.index(dim) for dim in range(len(order))]
+        return [own.permute(back) for own in moved]
 
     def call(self, number: int, inputs: Sequence[Values]) -> list[Values]:
         """Run an operator on each held device; returns the local values of each output."""
@@ -439,6 +477,11 @@ class _Run:
             (self._loss,) = inputs
             return []
         return inputs if operator.kind == "branch" else program.call(number, inputs)
+
+
+def _permuted(placements: Placements, order: Sequence[int]) -> Placements:
+    """The placements of a tensor whose dimensions are permuted to an order."""
+    return tuple(shard(order.index(shard_dim(p))) if is_sharded(p) else p for p in placements)
 
 
 def _leaf(target: str) -> int:

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: E402
 import nostall.parallel  # noqa: E402
 from nostall.core.errors import BadInput  # noqa: E402
 from nostall.parallel.execute.parts import hybrid_part  # noqa: E402
+from nostall.parallel.execute.trainer import checkpoints  # noqa: E402
 from nostall.parallel.execute.trainer.sampler import OwnSampler  # noqa: E402
 from nostall.parallel.module import Job  # noqa: E402
 from tests.unit.parallel.execute.trainer.models import (  # noqa: E402
@@ -151,6 +152,17 @@ def test_batches_that_the_traced_step_does_not_fit_are_refused(one_process: None
         trainer.step((inputs, ignored))
 
 
+def test_batches_that_are_not_contiguous(one_process: None) -> None:
+    """The kernel of GroupNorm needs contiguous tensors, and the trace of one has no copy."""
+    module = nn.Sequential(nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(12, 3))
+    job = Job(module, (torch.randn(BATCH, 4, 3),), torch.randn(BATCH, 3), nn.functional.mse_loss)
+    trainer = build(sharding(job, "fsdp", 1), job, adamw)
+    images = torch.stack([job.inputs[0], job.inputs[0]], -1)[..., 0]
+    loss = trainer.forward_backward(((images,), job.targets))
+    expected = job.run(job.inputs, job.targets).detach()
+    assert float(loss) == pytest.approx(float(expected))
+
+
 def test_ignored_labels_are_right_where_a_loss_is_not_cut(one_process: None) -> None:
     targets = torch.randint(0, 4, (BATCH,))
     ignored = torch.where(torch.arange(BATCH) == 1, -100, targets)
@@ -225,6 +237,26 @@ def test_what_is_read_without_gradients_is_not_trained(one_process: None) -> Non
     assert trainer.optimizer.param_groups[0]["params"] == [job.module.weight]
 
 
+@pytest.mark.parametrize("kind", ["pipeline", "sharding"])
+def test_parameters_that_are_frozen_or_thawed_or_not_optimised(
+    one_process: None, kind: str
+) -> None:
+    job = chain()
+    plan = pipeline(job, (0,)) if kind == "pipeline" else sharding(job, "fsdp", 1)
+    trainer = build(plan, job, lambda own: torch.optim.SGD(list(own)[:1], lr=0.1))
+    batch = job.example_batch(BATCH)
+    named = dict(trainer.named_parameters())
+    trainer.forward_backward(batch)
+    trainer.zero_grad()
+    assert all(p.grad is None for p in named.values())
+    named["0.weight"].requires_grad_(False)
+    trainer.forward_backward(batch)
+    assert named["0.weight"].grad is None and named["4.weight"].grad is not None
+    named["1.frozen"].requires_grad_(True)
+    with pytest.raises(BadInput, match=r"1\.frozen was frozen when the trainer was built"):
+        trainer.forward_backward(batch)
+
+
 def test_checkpoints_of_other_models_and_no_checkpoints(
     one_process: None, one_gpu: Any, tmp_path: Path
 ) -> None:
@@ -252,6 +284,34 @@ def test_checkpoints_of_other_models_and_no_checkpoints(
     (saved / ".metadata").write_bytes(b"damaged")
     with pytest.raises(BadInput, match="is damaged"):
         trainer.load(saved)
+
+
+def test_a_checkpoint_before_the_first_step_has_no_state_of_the_optimiser(
+    one_process: None, one_gpu: Any, tmp_path: Path
+) -> None:
+    """One that a step of rate 0 leaves has a rate of 0 in it, for example."""
+    build(one_gpu, chain(), lambda own: torch.optim.ASGD(own)).save(tmp_path)
+    trainer = build(one_gpu, chain(), lambda own: torch.optim.ASGD(own))
+    assert trainer.load(tmp_path) is not None and not trainer.optimizer.state
+
+
+def test_entries_that_differ_between_ranks_are_not_saved(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [{"ema": {"0": torch.ones(2), "at": 3}}, {"ema": {"0": torch.ones(2)}, "rank 1": True}]
+    gathered: list[Any] = []
+
+    def gather(found: list[Any], mine: Any) -> None:
+        gathered.append(mine)
+        found[:] = gathered
+
+    monkeypatch.setattr(checkpoints.dist, "all_gather_object", gather)
+    for state in own:
+        checkpoints.check_same(state)
+    with pytest.raises(
+        BadInput, match=r"\['ema'\]\['0'\] is a tensor .* sum 2 on rank 0 and .*sum 4"
+    ):
+        checkpoints.check_same({"ema": {"0": 2 * torch.ones(2)}})
 
 
 class Sums(nn.Module):

@@ -61,6 +61,14 @@ def test_a_frozen_parameter_has_no_gradient() -> None:
     assert [len(graph.operators[number].inputs) for number in graph.parameters] == [0, 0, 1, 1]
 
 
+def test_a_module_with_two_names_keeps_its_parameters() -> None:
+    layer = nn.Linear(4, 4)
+    module, weight = nn.Sequential(layer, nn.ReLU(), layer), layer.weight
+    batch = torch.randn(4, 4), torch.randn(4, 4)
+    graph = capture(Job(module, batch[:1], batch[1], nn.functional.mse_loss), 4, (2,)).graph
+    assert layer.weight is weight and len(graph.parameters) == 2
+
+
 def test_operators_without_a_rule_are_counted_and_replicated() -> None:
     class Distances(nn.Module):
         def __init__(self) -> None:

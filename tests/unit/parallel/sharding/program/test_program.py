@@ -16,6 +16,8 @@ pytest.importorskip("scipy", reason="planning needs the extra nostall[sharding]"
 from benchmarks.sharding.local_devices import LocalDevices  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+from nostall.parallel.module import Job  # noqa: E402
+from nostall.parallel.sharding.capture.operators import CapturedStep, capture  # noqa: E402
 from nostall.parallel.sharding.placements import COLLECTIVES, Step  # noqa: E402
 from nostall.parallel.sharding.planners.rules import RULES  # noqa: E402
 from nostall.parallel.sharding.planners.sharding import (  # noqa: E402
@@ -55,11 +57,31 @@ def test_a_rule_trains_as_one_device_does(rule: str) -> None:
     check("gpt2", plan)
 
 
+def test_kernels_that_read_memory_without_strides_get_the_order_of_the_trace() -> None:
+    """The backward pass of weight norm is one; the sum of gradients before it is of a transposed
+    tensor, which the trace transposes back without a copy."""
+    torch.manual_seed(0)
+    last = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 5))
+    module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), last).double()
+    targets = torch.randint(0, 5, (SAMPLES,))
+    inputs = torch.randn(SAMPLES, 6).double()
+    own = Job(module, (inputs,), targets, torch.nn.functional.cross_entropy)
+    step = capture(own, SAMPLES, (2,))
+    plan = plan_by_rule(prices(step, (2,)), RULES["data-parallel"], Options())
+    assert plan is not None
+    compare(own, step, plan)
+
+
 def check(model: str, plan: ShardingPlan) -> None:
     """Compare loss, gradients and the number of collectives of one step."""
-    own, mesh = job(model), plan.prices.graph.mesh
+    mesh = plan.prices.graph.mesh
+    compare(job(model), captured(model, *mesh), plan)
+
+
+def compare(own: Job, step: CapturedStep, plan: ShardingPlan) -> None:
+    mesh = plan.prices.graph.mesh
     devices = LocalDevices(mesh)
-    program = ShardedProgram(captured(model, *mesh), plan.assignment, devices)
+    program = ShardedProgram(step, plan.assignment, devices)
     inputs, targets = own.example_batch(SAMPLES)
     with torch.no_grad():
         parameters = program.shard_parameters(dict(own.module.named_parameters()))
