@@ -22,6 +22,7 @@ SIZES = {
     "cudaTextureObject_t": 8,
     "cudaSurfaceObject_t": 8,
     "CUtensorMap": 128,
+    "Map": 128,
 }
 
 
