@@ -126,7 +126,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
          "assembler_low_budgets.json assembler_ablation.json assembler_long.json",
          "assembler.md"),
     _row("ptx.search_comparison", "GPU", "Does evolution beat random orders in equal seconds?",
-         "search_comparison.json unseen_kernels.json", "assembler.md"),
+         "search_comparison.json unseen_kernels.json filling_orders.json", "assembler.md"),
     _row("ptx.dependent_launch", "GPU", "What do late waits of dependent launches gain in chains?",
          "dependent_launch.json", "assembler.md"),
     _row("ptx.transfer", "GPU", "Do gains survive on another GPU and with another ptxas?",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from statistics import geometric_mean, median
@@ -22,7 +21,7 @@ from benchmarks.optimizing.page import FILE as PROGRAMS
 from benchmarks.optimizing.page import crashed, in_turns, ratios_over
 from benchmarks.optimizing.whole_programs import AS_WRITTEN, BEST
 from benchmarks.ptx.page import all_rows
-from benchmarks.ptx.page_sections import UNSEEN_KERNELS
+from benchmarks.ptx.page_sections import UNSEEN_KERNELS, by_kernel
 from benchmarks.sass.pages.suite_section import deployed as deployed_schedules
 from benchmarks.serving.page import linear_ratios
 from benchmarks.serving.pages.attention import batch_times
@@ -148,22 +147,6 @@ def developed_models() -> Headline:
         "torch-compile.md", files, ("fusion", "attach/torch_compile"),
         label="development models / torch.compile",
     )  # fmt: skip
-
-
-def by_kernel(rows: Sequence[Row]) -> dict[str, float]:
-    """Deployed ratio of each kernel: the geometric mean of its searches.
-
-    Of a kernel with and without wgmma, the one whose fastest compiler configuration is faster.
-    """
-    kinds: defaultdict[str, dict[str, list[Row]]] = defaultdict(dict)
-    for row in rows:
-        name, _, kind = row["kernel"].partition("@")
-        kinds[name].setdefault(kind, []).append(row)
-    chosen = {}
-    for name, searches in kinds.items():
-        fastest = min(searches.values(), key=lambda found: min(r["original_us"] for r in found))
-        chosen[name] = geometric_mean(row["deployed"] for row in fastest)
-    return chosen
 
 
 def users_kernels() -> Headline:
