@@ -61,12 +61,12 @@ def whole_programs() -> tuple[Headline, ...]:
     unchanged = sum(not row["bundle"] for row in rows.values())
     slower = sum(ratio < 1 for ratio in ratios_over(BEST, rows))
     late = sum(not in_turns(row) for row in rows.values())
-    untimed = f"; {late} estimates: bundle not timed" if late else ""
     failed = sum(map(crashed, rows.values()))
-    untimed += f"; {failed} failed with its bundle" if failed else ""
+    rest = f"; {late} estimated" if late else ""
+    rest += f"; {failed} fails with its bundle" if failed else ""
     notes = {
-        AS_WRITTEN: f"{unchanged} of {len(rows)} stay as written{untimed}",
-        BEST: f"{slower} are slower: refused, or not reached{untimed}",
+        AS_WRITTEN: f"{unchanged} of {len(rows)} stay as written{rest}",
+        BEST: f"{slower} slower: refused, or not reached{rest}",
     }
     labels = {AS_WRITTEN: "as written", BEST: "best flags by hand"}
     days = sorted({row["date"][:10] for row in rows.values()})
