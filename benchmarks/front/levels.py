@@ -63,10 +63,10 @@ def whole_programs() -> tuple[Headline, ...]:
     late = sum(not in_turns(row) for row in rows.values())
     failed = sum(map(crashed, rows.values()))
     rest = f"; {late} estimated" if late else ""
-    rest += f"; {failed} fails with its bundle" if failed else ""
+    rest += f"; {failed} bundle fails" if failed else ""
     notes = {
-        AS_WRITTEN: f"{unchanged} of {len(rows)} stay as written{rest}",
-        BEST: f"{slower} slower: refused, or not reached{rest}",
+        AS_WRITTEN: f"{unchanged} stay as written{rest}",
+        BEST: f"{slower} slower: refused, not reached{rest}",
     }
     labels = {AS_WRITTEN: "as written", BEST: "best flags by hand"}
     days = sorted({row["date"][:10] for row in rows.values()})
