@@ -15,9 +15,9 @@ build() {
 
 rm -f ./*.fatbin
 find . -name "*.cubin" ! -name "*.ptxas13.*" -delete
-build calls calls "" 75 80 86 89 90 100 120
+build calls calls "" 75 80 89 90 100 120
 build atomics atomics "" 75 80 89 90 100 120
-build warps warps "" 75 80 86 89 90 120
+build warps warps "" 75 80 86 90 120
 # Line information records the folder: one that is the same everywhere.
 mkdir -p /tmp/nostall && cp warps.cu /tmp/nostall/
 here=$PWD
