@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from tests.unit.attach.torch_compile.rewrite.test_loss import compiled, o  # noqa: E402
+from nostall.attach.torch_compile.rewrite import loss as rewrite  # noqa: E402
+from tests.unit.attach.torch_compile.rewrite.test_loss import (  # noqa: E402
+    CLASSES,
+    compiled,
+    o,
+)
 
 F = torch.nn.functional
 
@@ -84,3 +89,40 @@ def test_losses_of_any_readers_are_those_of_pytorch(
         assert (a is None or not a.any()) if b is None else True
         if a is not None and b is not None:
             torch.testing.assert_close(a, b)
+
+
+def picked_and_added(h: Any, y: Any) -> Any:
+    x = F.linear(h, o.weight)
+    return x.gather(-1, y[..., None]).sum() + x.sum()
+
+
+def of_some_tokens(h: Any, y: Any) -> Any:
+    kept = (y > 3).nonzero()[:, 0]
+    return F.linear(h[kept], o.weight).gather(-1, y[kept][:, None]).sum()
+
+
+def dynamic_tokens(count: int) -> tuple[Any, Any]:
+    hidden, labels = o.hidden.detach().flatten(0, 1)[:count], o.labels.flatten()[:count]
+    hidden, labels = hidden.clone(), labels.clone()
+    for each in (hidden, labels):
+        torch._dynamo.mark_dynamic(each, 0)
+    return hidden, labels
+
+
+def test_sizes_of_logits_that_stay_are_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite, "LEAST_BYTES", 10 * CLASSES * 8)
+    given_changes: list[Any] = []
+    run = compiled(picked_and_added, given_changes, None, forced=False)
+    for count in (4, 12):
+        operands = dynamic_tokens(count)
+        torch.testing.assert_close(run(*operands), picked_and_added(*operands))
+    assert len(given_changes) == 1
+
+
+def test_logits_of_an_unknown_number_of_tokens_stay() -> None:
+    given_changes: list[Any] = []
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        operands = dynamic_tokens(12)
+        found = compiled(of_some_tokens, given_changes, None, forced=False)(*operands)
+    torch.testing.assert_close(found, of_some_tokens(*operands))
+    assert not given_changes[0].changed
