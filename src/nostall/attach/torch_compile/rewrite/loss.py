@@ -231,6 +231,9 @@ class _Rewrite:
         text = self._text()
         labels = self._labels()
         inner = {*closed(self.entropies)}
+        dead = inner.union(*((*each.path.nodes, each.node) for each in self.found))
+        if any(node.kwargs.get("out") is not None for node in dead):
+            raise Refused("an argument out takes a result")
         selectors = [each for each in (labels, *self._class_weights()) if each is not None]
         at, late = self._place(selectors)
         self._check_modes(at)
@@ -243,7 +246,6 @@ class _Rewrite:
             else:
                 self._insert_log_probs(labels)
                 text += "; the backward pass computes them again"
-        dead = inner.union(*((*each.path.nodes, each.node) for each in self.found))
         for node in sorted(dead, key=lambda each: -self.order[each]):
             self.graph.erase_node(node)
         return text

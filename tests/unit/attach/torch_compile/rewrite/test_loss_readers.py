@@ -126,3 +126,32 @@ def test_logits_of_an_unknown_number_of_tokens_stay() -> None:
         found = compiled(of_some_tokens, given_changes, None, forced=False)(*operands)
     torch.testing.assert_close(found, of_some_tokens(*operands))
     assert not given_changes[0].changed
+
+
+def probabilities_in(h: Any, out: Any) -> Any:
+    known = F.linear(h, o.weight).log_softmax(-1)
+    return (torch.exp(known, out=out) * known).sum(-1)
+
+
+def entropy_in(h: Any, out: Any) -> Any:
+    known = F.linear(h, o.weight).log_softmax(-1)
+    return torch.sum(known.exp() * known, -1, out=out[..., 0].clone())
+
+
+def tokens_in(h: Any, out: Any) -> Any:
+    known = torch.log_softmax(F.linear(h, o.weight), -1, out=out)
+    return known.gather(-1, o.labels[..., None])
+
+
+@pytest.mark.parametrize("reader", [probabilities_in, entropy_in, tokens_in])
+def test_results_that_are_written_elsewhere_keep_the_logits(reader: Callable[..., Any]) -> None:
+    def function(h: Any, _: Any) -> tuple[Any, Any]:
+        out = torch.zeros(*h.shape[:-1], CLASSES, dtype=h.dtype)
+        with torch.no_grad():
+            found = reader(h, out)
+        return found, out
+
+    given_changes: list[Any] = []
+    found = compiled(function, given_changes)(o.hidden, o.labels)
+    torch.testing.assert_close(found, function(o.hidden, o.labels))
+    assert list(given_changes[0].left) == ["its logits stay: an argument out takes a result"]
