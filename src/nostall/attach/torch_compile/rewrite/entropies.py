@@ -87,8 +87,9 @@ def _sign(node: Any, inner: set[Node]) -> tuple[Any, bool]:
 
 def _factor(node: Any, inner: set[Node]) -> tuple[str, Node]:
     """``p``, ``log p`` or ``x`` of logits, and these."""
-    is_exponential = node.target in _EXPONENTIALS
-    source = arguments(node, "input").get("input") if is_exponential else node
+    source: Any = node
+    if node.target in _EXPONENTIALS:
+        source = arguments(node, "input").get("input")
     is_log, given = source.target in LOG_SOFTMAXES, arguments(source, "input", "dim")
     is_row = given.get("dim") in (-1, fake(source).dim() - 1)
     if not is_row or not (is_log or (source.target in SOFTMAXES and source is node)):

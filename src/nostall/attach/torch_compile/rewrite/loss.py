@@ -177,7 +177,7 @@ def _tokens(product: Product) -> int:
 
 
 def _bytes(product: Product) -> int:
-    return _tokens(product) * product.classes * fake(product.node).element_size()
+    return _tokens(product) * product.classes * int(fake(product.node).element_size())
 
 
 def _has_many_bytes(product: Product | None) -> bool:
