@@ -16,7 +16,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice, pairwise
@@ -80,9 +79,14 @@ def load_requests(path: Path, limit: int | None = None) -> list[Request]:
     requests = list(islice(rows, limit))
     if limit is not None:
         behind: list[Request] = []
-        with suppress(BadTrace):  # it is not one of the requests that are asked for
+        wrong: BadTrace | None = None
+        try:
             behind = list(islice(rows, 1))
+        except BadTrace as error:  # it may be none of the requests that are asked for
+            wrong = error
         if any(one.arrival_s > two.arrival_s for one, two in pairwise([*requests, *behind])):
+            if wrong is not None:
+                raise wrong
             requests += [*behind, *rows]
     if not requests:
         raise BadTrace(f"trace {path} has no request; give a trace with one or more")

@@ -21,7 +21,7 @@ from nostall.core.errors import BadInput
 from nostall.core.text.plurals import pluralize
 from nostall.serving.scheduling import POLICIES, Limits, find_policy
 from nostall.serving.simulate.step_costs import BUILT_IN, StepCosts, load_step_costs
-from nostall.serving.traces import Request, load_requests
+from nostall.serving.traces import HASH_BLOCK, Request, load_requests
 
 if TYPE_CHECKING:
     from nostall.serving.simulate.engine import Distribution, EngineSettings, Metrics
@@ -145,7 +145,7 @@ def simulate_trace(
 def _simulate(
     requests: list[Request], model: StepCosts, settings: EngineSettings, seed: int, quiet: bool
 ) -> Metrics:
-    from nostall.serving.simulate.engine import simulate
+    from nostall.serving.simulate.engine import BLOCK, simulate
 
     bar = stage_bar(enabled=not quiet)
     with bar:
@@ -155,9 +155,9 @@ def _simulate(
         )
     if found.rejected == len(requests):
         raise BadInput(
-            "every request is longer than the KV cache of "
-            f"{settings.kv_tokens or model.kv_tokens:,} tokens, so none is simulated; give a "
-            "larger --kv-tokens"
+            f"no request fits into the KV cache of {settings.kv_tokens or model.kv_tokens:,} "
+            f"tokens, whose blocks are {BLOCK} tokens, or {HASH_BLOCK} with prefix hashes, and one "
+            "of which stays free; give a larger --kv-tokens"
         )
     return found
 

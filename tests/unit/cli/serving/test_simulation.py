@@ -52,7 +52,7 @@ def test_each_policy_has_a_column_for_decodes_that_read_once(shares: bool, tmp_p
 
 def test_a_trace_of_requests_that_do_not_fit_is_refused(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl", shares=False)
-    with pytest.raises(BadInput, match="every request is longer than the KV cache of 1,000 tokens"):
+    with pytest.raises(BadInput, match="no request fits into the KV cache of 1,000 tokens"):
         shown(path, "--kv-tokens", 1000)
     one = tmp_path / "one.jsonl"
     one.write_text(path.read_text().splitlines()[0])

@@ -109,6 +109,9 @@ def test_a_limit_reads_no_more_lines_than_it_needs(tmp_path: Path) -> None:
         load_requests(file, limit=3)
     file.write_text(line % 7 + line % 9 + line % 8 + line % 6)
     assert [r.arrival_s for r in load_requests(file, limit=2)] == [0.0, pytest.approx(1e-3)]
+    file.write_text(line % 9 + line % 7 + '{"timest\n' + line % 6)
+    with pytest.raises(BadTrace, match="line 3"):  # requests behind it may be earlier
+        load_requests(file, limit=2)
 
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -82,12 +82,14 @@ def _sign(node: Any, inner: set[Node]) -> tuple[Any, bool]:
     if node.target not in _NEGATIONS:
         return node, False
     inner.add(node)
-    return node.args[0], True
+    return arguments(node, "input").get("input"), True
 
 
 def _factor(node: Any, inner: set[Node]) -> tuple[str, Node]:
     """``p``, ``log p`` or ``x`` of logits, and these."""
-    source = node.args[0] if node.target in _EXPONENTIALS else node
+    source: Any = node
+    if node.target in _EXPONENTIALS:
+        source = arguments(node, "input").get("input")
     is_log, given = source.target in LOG_SOFTMAXES, arguments(source, "input", "dim")
     is_row = given.get("dim") in (-1, fake(source).dim() - 1)
     if not is_row or not (is_log or (source.target in SOFTMAXES and source is node)):

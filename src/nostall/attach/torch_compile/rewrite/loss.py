@@ -8,6 +8,7 @@ the logits again in the backward pass.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -175,9 +176,15 @@ def _tokens(product: Product) -> int:
     return count
 
 
+def _bytes(product: Product) -> int:
+    return _tokens(product) * product.classes * int(fake(product.node).element_size())
+
+
 def _has_many_bytes(product: Product | None) -> bool:
-    value = None if product is None else fake(product.node)
-    return value is not None and value.numel() * value.element_size() >= LEAST_BYTES
+    """Whether large logits stay; no guard on their symbolic sizes is added for the answer."""
+    with contextlib.suppress(Refused):
+        return product is not None and _bytes(product) >= LEAST_BYTES
+    return False
 
 
 def _check_size(product: Product, found: Sequence[Terminal], forced: bool, chunks: int) -> None:
@@ -188,8 +195,7 @@ def _check_size(product: Product, found: Sequence[Terminal], forced: bool, chunk
     ways = [(_selection(x.path), x.path.inner, x.path.cap, x.path.bias) for x in found]
     if any(way != ways[0] for way in ways):
         raise Refused("several losses read different tokens, or different scales of them")
-    tokens = _tokens(product)
-    size = tokens * product.classes * value.element_size()
+    tokens, size = _tokens(product), _bytes(product)
     if forced:
         return
     if size < LEAST_BYTES:
@@ -225,6 +231,9 @@ class _Rewrite:
         text = self._text()
         labels = self._labels()
         inner = {*closed(self.entropies)}
+        dead = inner.union(*((*each.path.nodes, each.node) for each in self.found))
+        if any(node.kwargs.get("out") is not None for node in dead):
+            raise Refused("an argument out takes a result")
         selectors = [each for each in (labels, *self._class_weights()) if each is not None]
         at, late = self._place(selectors)
         self._check_modes(at)
@@ -237,7 +246,6 @@ class _Rewrite:
             else:
                 self._insert_log_probs(labels)
                 text += "; the backward pass computes them again"
-        dead = inner.union(*((*each.path.nodes, each.node) for each in self.found))
         for node in sorted(dead, key=lambda each: -self.order[each]):
             self.graph.erase_node(node)
         return text

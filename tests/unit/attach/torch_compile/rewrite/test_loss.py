@@ -159,6 +159,9 @@ PER_TOKEN: dict[str, Callable[..., Any]] = {
     "an entropy before the labels": entropy_bonus,
     "a metric without gradients": metric_without_gradients,
     "an entropy of detached logits": detached_entropy,
+    "an entropy whose arguments have names": lambda h, y: (
+        lambda x: -torch.neg(input=torch.exp(input=x.log_softmax(-1)) * x.log_softmax(-1)).sum(-1)
+    )(F.linear(h, o.weight)),
     "the entropy of all tokens": lambda h, y: (lambda x: (x.softmax(-1) * x.log_softmax(-1)).sum())(
         3 * torch.tanh(F.linear(h, o.weight, o.bias) / 3)
     ),
