@@ -375,6 +375,7 @@ def test_an_unreadable_table_is_skipped_if_another_is_readable(table: Path, tmp_
         (("steps.csv", "--report", "page.html"), "--format json"),
         (("x" * 300,), "x" * 300),
         (("rank0.json.gz", "--what-if", "to=pearl"), "job table"),
+        (("rank0.json.gz", "--column", "flops=x"), "--column names columns of tables"),
         (("rank0.json.gz", "--what-if", "nvlink=900GB/s"), "--hardware"),
         (("empty",), "has no traces"),
     ],

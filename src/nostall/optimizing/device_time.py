@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 OPTIMIZER = "Optimizer.step#"
 """Beginning of the annotation that PyTorch sets around the step of an optimiser."""
+BACKWARD = "autograd::engine::evaluate_function"
+"""Beginning of the name of each operator of a backward pass."""
 UNFUSED_ATTENTION = {"aten::_softmax", "aten::bmm"}
 """Operators of attention that ``torch.compile`` can replace by one kernel."""
 MOVABLE = {
@@ -34,6 +36,8 @@ MOVABLE = {
 }  # fmt: skip
 """Operators that may run by another algorithm or in another memory format."""
 PADDED = "products that a compiler pads or fuses"
+VECTORS = {"aten::mv", "aten::addmv", "aten::addmv_", "aten::dot", "aten::vdot"}
+"""Products with vectors, which Inductor computes with pointwise work around them."""
 RECOMPUTED = ("CheckpointFunction", "CheckpointFunctionBackward")
 """Of ``torch.utils.checkpoint`` with ``use_reentrant=True``, which repeats a whole forward pass."""
 
@@ -97,10 +101,13 @@ def device_time(timeline: Timeline, padded: Sequence[int] = ()) -> DeviceTime:
     )
     kinds = work_kinds(activities, recording.names)
     launches = _Launches(recording, activities)
-    in_optimizer = launches.within({n for n in recording.host_names if n.startswith(OPTIMIZER)})
+    in_optimizer = launches.within(
+        {n for n in recording.host_names if n.startswith(OPTIMIZER)},
+        after={n for n in recording.host_names if n.startswith(BACKWARD)},
+    )
     rows = {kind: launches.within(names) for kind, names in _present(recording).items()}
-    if padded:
-        rows[PADDED] = np.isin(activities.operator, padded)
+    if padded or not VECTORS.isdisjoint(recording.host_names):
+        rows[PADDED] = np.isin(activities.operator, padded) | launches.within(VECTORS)
     fusible = np.isin(kinds, (WorkKind.MEMORY, WorkKind.COPY))
     touched = np.logical_or.reduce([fusible, *rows.values()])
 
@@ -133,15 +140,33 @@ class _Launches:
         self.called, _ = launch_times(recording, rows)
         self.threads = np.append(recording.calls.thread, -1)[rows]
 
-    def within(self, names: Collection[str]) -> np.ndarray:
-        """Which activities were launched in calls of these names, by the same thread."""
+    def within(self, names: Collection[str], after: Collection[str] = ()) -> np.ndarray:
+        """Which activities were launched in calls of these names, by the same thread.
+
+        ``after``: the part of a call until the last call of these names that begins in it, by any
+        thread, does not count.
+        """
+        from nostall.workload.timeline.intervals import Intervals
+
         host = self.recording.host
-        wanted = np.array([name in names for name in self.recording.host_names], dtype=bool)
+        rows, inner = self._rows(names), self._rows(after)
+        begin, end = host.start[rows], host.end[rows]
+        order = inner[np.argsort(host.start[inner])]
+        starts, ends = host.start[order], np.maximum.accumulate(host.end[order])
+        last = np.searchsorted(starts, end) - 1
+        has_inner = (last >= 0) & (np.append(starts, np.inf)[last] >= begin)
+        begin = np.where(has_inner, np.append(ends, 0.0)[last], begin)
         found = np.zeros(len(self.called), dtype=bool)
-        for row in np.flatnonzero(wanted[host.name]):
-            inside = (self.called >= host.start[row]) & (self.called < host.end[row])
-            found |= inside & (self.threads == host.thread[row])
+        for thread in np.unique(host.thread[rows]):
+            own = host.thread[rows] == thread
+            calls = Intervals.union(begin[own], end[own])
+            found |= (self.threads == thread) & calls.contains(self.called)
         return found
+
+    def _rows(self, names: Collection[str]) -> np.ndarray:
+        """Rows of the host's calls of these names."""
+        wanted = np.array([name in names for name in self.recording.host_names], dtype=bool)
+        return np.flatnonzero(wanted[self.recording.host.name])
 
 
 def _present(recording: Recording) -> dict[str, set[str]]:

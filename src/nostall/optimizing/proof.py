@@ -103,23 +103,27 @@ def prove_starts(
 def _samples(blocks: Sequence[Mapping[str, Any]], each: bool) -> list[list[float]]:
     """Seconds of each arm, of single steps or whole blocks: of each kind of work equally many.
 
-    Blocks of programs with a shorter last batch hold one such step more or less.
+    Blocks of programs with a shorter last batch hold one such step more or less: those of a round
+    that differ are paired with others.  A round in which one compiled or skipped has no samples,
+    because the arms would have theirs at different times of the run.
     """
     by_work: dict[Any, list[list[float]]] = defaultdict(lambda: [[], [], []])
-    for block in blocks:
-        steps = [] if block["compiled"] else block["steps"]
+    for at in range(0, len(blocks), 3):
+        group = blocks[at : at + 3]
         if each:
-            for key, seconds, skipped in steps:
-                if not skipped:
-                    by_work[key][block["arm"]].append(seconds)
-        elif steps and not any(skipped for _, _, skipped in steps):
-            work = tuple(sorted(key for key, _, _ in steps))
-            by_work[work][block["arm"]].append(block["seconds"])
+            for block in group:
+                for key, seconds, skipped in block["steps"]:
+                    if not skipped and not block["compiled"]:
+                        by_work[key][block["arm"]].append(seconds)
+        elif not any(b["compiled"] or any(step[2] for step in b["steps"]) for b in group):
+            works = [tuple(sorted(key for key, _, _ in block["steps"])) for block in group]
+            for work, block in zip(works, group, strict=True):
+                by_work[work, len(set(works)) == 1][block["arm"]].append(block["seconds"])
     samples: list[list[float]] = [[], [], []]
     for arms in by_work.values():
         count = min(map(len, arms))
-        for arm in (ORIGINAL, CHANGED, NULL):
-            samples[arm] += arms[arm][:count]
+        for arm in (ORIGINAL, CHANGED, NULL):  # the last ones: what compiles does so early
+            samples[arm] += arms[arm][len(arms[arm]) - count :]
     return samples
 
 

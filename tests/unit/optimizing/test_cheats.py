@@ -486,6 +486,20 @@ def test_blocks_with_a_shorter_last_batch_more_are_compared_with_their_like(
     assert proof.comparison.ratio == pytest.approx(1.1, rel=0.02)
 
 
+@pytest.mark.parametrize("each", [False, True])
+def test_blocks_that_compiled_move_no_pairs(each: bool) -> None:
+    """Steps get faster while the run goes on, and the first changed block compiled."""
+
+    def slowed(at: int) -> float:
+        return noisy(at) * (1 + 0.2 * 0.9**at)
+
+    found = blocks(lambda at, arm: slowed(at), lambda at, arm: [(1, slowed(at), False)], rounds=8)
+    next(block for block in found if block["arm"] == CHANGED)["compiled"] = True
+    proof = prove(found, each=each)
+    assert proof.pairs == 7 and not proof.faster and proof.comparison is not None
+    assert proof.comparison.ratio < 1.005
+
+
 def test_work_in_the_time_of_the_original_is_refused() -> None:
     """Work that is put off, or a cache that is taken away: the block after the change pays."""
     arms = block_order(12, 3)

@@ -86,6 +86,26 @@ def test_products_that_a_compiler_pads_keep_no_time(tmp_path: Path) -> None:
     assert times.movable == {PADDED: pytest.approx(100e-6)}  # in one of two steps
 
 
+def test_products_with_vectors_keep_no_time(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json", two_steps(*around_products("aten::mv")))
+    times = read_device_time(path)
+    assert times.movable == {PADDED: pytest.approx(200e-6)} and times.obstacle == ""
+    assert times.without_compile == pytest.approx(50e-6)
+
+
+def test_a_closure_of_an_optimiser_is_no_work_of_its_step(tmp_path: Path) -> None:
+    """As Lightning steps: forward and backward passes in ``optimizer.step(closure)``."""
+    more = []
+    for at in (0, 1000):
+        more.append(event("user_annotation", "Optimizer.step#AdamW.step", at + 5, 700))
+        name = "autograd::engine::evaluate_function: MmBackward0"
+        more += [{**event("cpu_op", name, at + start, 20), "tid": 2} for start in (500, 520)]
+    times = read_device_time(write(tmp_path / "t.json", two_steps(*more)))
+    assert times.pointwise == pytest.approx(120e-6) and times.optimizer == pytest.approx(50e-6)
+    assert times.without_compile == pytest.approx(250e-6)
+    assert times.without_optimizer == pytest.approx(300e-6)
+
+
 @pytest.mark.parametrize(
     ("operators", "padded", "reason"),
     [

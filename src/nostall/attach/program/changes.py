@@ -129,6 +129,7 @@ class Compile:
         if self.is_marked and self._hook is None:
             self._hook = self.marker.register_step_post_hook(self._mark)
             self._mark()  # without a mark so far, graphs guess where a step begins
+        raise_version_limit()  # for `nostall apply`, too: modules of one class share a code
         if not self._compiled:
             self._reports = len(_nostall_reports())
         images = [next(filter(is_image, s.root.parameters()), None) for s in self.switches]

@@ -251,7 +251,8 @@ class Session:
     def _install_switches(self) -> None:
         optimizers = [] if self.settings.get("step") else self.optimizers
         called = [module for known in self.called if (module := known()) is not None]
-        found = [part for root in find_roots(optimizers) for part in called_parts(root, called)]
+        parts = [part for root in find_roots(optimizers) for part in called_parts(root, called)]
+        found = list({id(part): part for part in parts}.values())
         self.roots, self.borders.modules = self.borders.modules or found, []
         obstacles = [reason for root in self.roots if (reason := obstacle(root))]
         self._devices = {p.device for r in self.roots for p in r.parameters() if p.is_cuda}
@@ -540,7 +541,6 @@ class Session:
             switch.settle()
         self.losses.settle()
         self.switches, self.roots, self.changes = [], [], {}
-        restore_version_limit()
 
     def _emit_answer(self, event: str, **fields: Any) -> None:
         failed = [*(switch.failure for switch in self.switches), self.losses.failure]
@@ -579,7 +579,7 @@ class Session:
         """All changes are off, and nothing is noted any more, whichever of these fails."""
         parts = [self._stop_trace, *(change.off for change in self.changes.values())]
         for part in (*parts, self._release, self.segments.remove, self.kernels.remove,
-                     self.attention.remove):  # fmt: skip
+                     self.attention.remove, restore_version_limit):  # fmt: skip
             with contextlib.suppress(Exception):
                 part()
 

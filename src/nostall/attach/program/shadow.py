@@ -344,7 +344,7 @@ def _flipped(call: Call) -> Call:
 
 
 def raise_version_limit() -> None:
-    """Let Dynamo compile one code for the copies and back ends of all attempts.
+    """Let Dynamo compile one code for the modules, copies and back ends of all attempts.
 
     It else runs a code in eager mode from its ninth version on.
     """

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+PRODUCTS = (
+    "aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm", "aten::baddbmm_",
+)  # fmt: skip
 ALIGNED = 8
 """Dimensions of products in 16-bit types that are no multiple of this are padded by Inductor; those
 of 32-bit types of half of it."""
@@ -71,10 +73,10 @@ class Trace:
 
     def finish(self) -> dict[str, Any]:
         """What the watch says of the trace: its file and :meth:`write`, or why there is none."""
-        if not self.is_usual:  # an evaluation, which is more work than a step has
-            self.stop()
-            return {"trace_obstacle": "a traced step did other work than the usual ones"}
         try:
+            if not self.is_usual:  # an evaluation, which is more work than a step has
+                self.stop()
+                return {"trace_obstacle": "a traced step did other work than the usual ones"}
             return {"trace_file": self.path, "padded": self.write()}
         except Exception as error:  # any error of a profiler: the watch needs none
             with contextlib.suppress(Exception):

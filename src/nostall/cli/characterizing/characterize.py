@@ -386,6 +386,8 @@ def characterize(
     """
     names = parse_column_names(column or ())
     paths = _input_files(inputs, names)
+    if names and not is_table(paths[0]):
+        raise BadInput(f"--column names columns of tables, and {paths[0]} is none; leave it out")
     if learn is not None:
         learn_traces(paths, kind, learn)
         return

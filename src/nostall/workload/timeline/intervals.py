@@ -52,10 +52,11 @@ class Intervals:
         edges = np.unique(np.concatenate((self.start, self.end, other.start, other.end)))
         low, high = edges[:-1], edges[1:]
         middle = (low + high) / 2
-        both = self._contains(middle) & other._contains(middle)
+        both = self.contains(middle) & other.contains(middle)
         return Intervals.union(low[both], high[both])
 
-    def _contains(self, times: np.ndarray) -> np.ndarray:
+    def contains(self, times: np.ndarray) -> np.ndarray:
+        """Which of ``times`` lie in an interval, whose end does not; False for NaN."""
         row = np.searchsorted(self.start, times, side="right") - 1
         return np.asarray((row >= 0) & (times < np.append(self.end, -np.inf)[row]))
 

@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from nostall.attach.program.shadow import VERSIONS  # noqa: E402
 from nostall.optimizing.program import program_environment  # noqa: E402
 from tests.unit.fusion.codegen.interpreter_process import run_watched  # noqa: E402
 
@@ -77,6 +78,14 @@ def test_a_module_that_only_its_method_calls_is_compiled(tmp_path: Path) -> None
     program += "print('compiled:', net._compiled_call_impl is not None)"
     out, err = run(tmp_path, program.replace("AdamW(m.", "AdamW(all."), change, FUSED)
     assert "compiled: True" in out and "applied inductor, fused" in err, err
+
+
+def test_as_many_versions_are_compiled_as_when_it_was_proven(tmp_path: Path) -> None:
+    change = {"name": "inductor", "kind": "compile", "value": "eager", "result_class": "bit-equal"}
+    program = EVALUATED_FIRST + TRAINED
+    program += "import torch._dynamo\nprint('versions:', torch._dynamo.config.recompile_limit)"
+    out, err = run(tmp_path, program, change)
+    assert f"versions: {VERSIONS}" in out and "applied inductor" in err, err
 
 
 def test_steps_of_another_kind_are_named(tmp_path: Path) -> None:

@@ -186,6 +186,19 @@ def test_training_by_hand_has_steps(watched: Watched) -> None:
     assert seen["step_is"] == "each call of Sequential" and all(seen["parts"]["backward"])
 
 
+def test_a_part_of_two_modules_is_switched_once(watched: Watched) -> None:
+    """As of two losses that hold one net, of which only methods are called."""
+    part = net()
+    holders = [nn.ModuleList([part]), nn.ModuleList([part])]
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
+    for at in range(12):
+        optimizer.zero_grad()
+        holders[at % 2][0](torch.ones(4, 8)).sum().backward()
+        watched.step(optimizer)
+    (found,) = watched.events("watched")
+    assert found["roots"] == ["Sequential"]
+
+
 @pytest.mark.parametrize("parts", [1, 2, 9])
 def test_parts_are_switched_where_the_module_around_them_is_not_called(
     parts: int, watched: Watched

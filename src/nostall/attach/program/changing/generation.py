@@ -82,6 +82,7 @@ class StaticCache:
 
     def on(self) -> None:
         if self._patched is None and self.roots:
+            raise_version_limit()
             for root, kept in zip(self.roots, self._kept, strict=True):
                 root.generation_config.cache_implementation = self.value
                 root.__dict__.update(kept)
