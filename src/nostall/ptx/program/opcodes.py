@@ -149,7 +149,7 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("prefetch prefetchu", Rule((), effect=load)),
     ("tex tld4 txq suq", Rule(effect=_TEXTURE_LOAD)),
     ("suld", Rule(effect=FENCE)),
-    ("sust", Rule((), effect=FENCE)),
+    ("sust", Rule((), effect=DEVICE_FENCE)),
     ("atom", Rule(effect=DEVICE_FENCE)),
     ("red sured", Rule((), effect=DEVICE_FENCE)),
     ("multimem.ld_reduce", Rule(effect=DEVICE_FENCE)),
@@ -158,9 +158,9 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("alloca stacksave", Rule(effect=FENCE)),
     ("stackrestore", Rule((), effect=FENCE)),
     # Asynchronous copies.
-    ("cp.async.ca cp.async.cg cp.async.commit_group cp.async.mbarrier", Rule((), effect=FENCE)),
+    ("cp.async.ca cp.async.cg cp.async.commit_group", Rule((), effect=FENCE)),
     ("cp.async.wait_group cp.async.wait_all", Rule((), effect=FENCE)),
-    ("cp.async.bulk cp.reduce.async", Rule((), effect=DEVICE_FENCE)),
+    ("cp.async.bulk cp.async.mbarrier cp.reduce.async", Rule((), effect=DEVICE_FENCE)),
     ("tensormap.replace tensormap.cp_fenceproxy", Rule((), effect=DEVICE_FENCE)),
     # Fences and barriers.
     ("membar fence", Rule((), effect=DEVICE_FENCE)),
