@@ -325,7 +325,7 @@ def test_entries_of_short_types_are_compared(dtype: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(checkpoints.dist, "all_gather_object", gather)
     monkeypatch.setattr(checkpoints.dist, "get_world_size", lambda: 1)
     checkpoints.check_same({"ema": torch.full((4,), 40960.0).to(dtype)})
-    with pytest.raises(BadInput, match="with the sum 163840 on rank 0 and .*sum 229376 on rank 1"):
+    with pytest.raises(BadInput, match=r"sum 163840 on rank 0 and .*sum 229376 on rank 1"):
         checkpoints.check_same({"ema": torch.full((4,), 57344.0).to(dtype)})
 
 
