@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
+from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 
 from nostall.parallel.module.compilation import Compiled
@@ -46,12 +47,11 @@ class Segment:
 
     @cached_property
     def shares_weights(self) -> bool:
-        """Whether several operations read a tensor that has a gradient."""
+        """Whether several operations read a weight, or what is computed from weights alone."""
+        keys = [id(own) if own.requires_grad else 0 for own in self.own]
         readers = Counter[int]()
-        for tensor, node in zip(self.own, self.function.graph.nodes, strict=False):
-            if tensor.requires_grad:
-                readers[id(tensor)] += len(node.users)
-        return any(count > 1 for count in readers.values())
+        _count_readers(self.function, keys, readers)
+        return any(count > 1 for key, count in readers.items() if key)
 
     def __call__(
         self, received: dict[str, torch.Tensor], inputs: Any, targets: Any
@@ -70,6 +70,34 @@ class Segment:
     def compiled(self, note: Callable[[str], None]) -> Segment:
         """The segment with a compiled function; ``note`` is told why if it cannot be compiled."""
         return replace(self, compiled_function=Compiled(self.function, note))
+
+
+def _count_readers(
+    function: GraphModule, arguments: Sequence[int | None], readers: Counter[int]
+) -> None:
+    """Count the operations that read each value of weights alone, with those of nested graphs.
+
+    ``arguments`` has for the first arguments the key of such a value, 0 for a constant, and None
+    for other tensors.
+    """
+    placeholders = function.graph.find_nodes(op="placeholder")
+    keys: dict[Node, int | None] = dict(zip(placeholders, arguments, strict=False))
+    for node in function.graph.nodes:
+        if node.op == "placeholder":
+            continue
+        nested = [n for n in node.all_input_nodes if n.op == "get_attr" and n not in keys]
+        if nested:
+            values = [v for v in tree_leaves(node.args) if isinstance(v, Node) and v not in nested]
+            for graph in nested:
+                inner = getattr(function, str(graph.target))
+                _count_readers(inner, [keys.get(v) for v in values], readers)
+            continue
+        if node.op == "get_attr" and isinstance(getattr(function, str(node.target), None), Module):
+            continue
+        found = [keys.get(source) for source in node.all_input_nodes]
+        readers.update(key for key in found if key)
+        if None not in found:
+            keys[node] = id(node) if any(found) else 0
 
 
 def make_segment(

@@ -158,9 +158,9 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("alloca stacksave", Rule(effect=FENCE)),
     ("stackrestore", Rule((), effect=FENCE)),
     # Asynchronous copies.
-    ("cp.async.ca cp.async.cg cp.async.commit_group cp.async.mbarrier", Rule((), effect=FENCE)),
+    ("cp.async.ca cp.async.cg cp.async.commit_group", Rule((), effect=FENCE)),
     ("cp.async.wait_group cp.async.wait_all", Rule((), effect=FENCE)),
-    ("cp.async.bulk cp.reduce.async", Rule((), effect=DEVICE_FENCE)),
+    ("cp.async.bulk cp.async.mbarrier cp.reduce.async", Rule((), effect=DEVICE_FENCE)),
     ("tensormap.replace tensormap.cp_fenceproxy", Rule((), effect=DEVICE_FENCE)),
     # Fences and barriers.
     ("membar fence", Rule((), effect=DEVICE_FENCE)),

@@ -44,6 +44,7 @@ _SIGNALS = (
     "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r5];",
     "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 "
     "[%r5], [%r6];",
+    "griddepcontrol.launch_dependents;",
 )
 _LEGAL = {
     "arithmetic": ("add.s32 %r1, %r2, %r3;", "sub.s32 %r4, %r2, %r3;"),

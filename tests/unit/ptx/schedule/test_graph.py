@@ -117,6 +117,8 @@ ORDERED = {
     "shuffle and vote": "shfl.sync.bfly.b32 %r1, %r2, 1, 31, -1; vote.sync.any.pred %p1, %p2, -1;",
     "mma and a loop in a scope": f"{MMA} {{ L: setp.eq.s32 %p1, %r9, 0; @%p1 bra L; }}",
     "call and shuffle": f"{CALL} shfl.sync.bfly.b32 %r3, %r4, 1, 31, -1;",
+    "shuffle and arrival of copies":
+        "cp.async.mbarrier.arrive.noinc.shared.b64 [%r5]; shfl.sync.bfly.b32 %r1, %r2, 1, 31, -1;",
     # Asynchronous matrix instructions.
     "two wgmma": f"{WGMMA} {WGMMA.replace('%f', '%r5')}",
     "two tcgen05": f"{TCGEN05_LD} tcgen05.st.sync.aligned.32x32b.x1.b32 [%r5], {{%r6}};",

@@ -91,9 +91,9 @@ def _described(leaf: Any) -> str:
     if isinstance(leaf, DTensor):
         return ""
     if isinstance(leaf, torch.Tensor):
-        return (
-            f"a tensor of shape {tuple(leaf.shape)} with the sum {float(leaf.detach().sum()):.9g}"
-        )
+        # float8 has no sum of its own, and that of float16 may overflow
+        total = float(leaf.detach().sum(dtype=torch.float64))
+        return f"a tensor of shape {tuple(leaf.shape)} with the sum {total:.9g}"
     return repr(leaf) if isinstance(leaf, bool | int | float | str) else ""
 
 

@@ -170,7 +170,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         _words("clusterlaunchcontrol"), Rule(1, Effect.ORDERED, may_omit=True, signals=True)
     ),
-    Row(_words("griddepcontrol"), Rule(0, Effect.DEPENDENCY)),
+    Row(_words("griddepcontrol"), Rule(0, Effect.DEPENDENCY, signals=True)),
     # Operations of a warp.
     Row(_words("shfl vote match redux elect activemask"), Rule(1, Effect.EXCHANGE)),
     Row(_words("mma movmatrix"), Rule(1, Effect.ALIGNED), requires=_ALIGNED),

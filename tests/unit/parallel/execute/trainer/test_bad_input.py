@@ -314,6 +314,21 @@ def test_entries_that_differ_between_ranks_are_not_saved(
         checkpoints.check_same({"ema": {"0": 2 * torch.ones(2)}})
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2])
+def test_entries_of_short_types_are_compared(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered: list[Any] = []
+
+    def gather(found: list[Any], mine: Any) -> None:
+        gathered.append(mine)
+        found[:] = gathered
+
+    monkeypatch.setattr(checkpoints.dist, "all_gather_object", gather)
+    monkeypatch.setattr(checkpoints.dist, "get_world_size", lambda: 1)
+    checkpoints.check_same({"ema": torch.full((4,), 40960.0).to(dtype)})
+    with pytest.raises(BadInput, match=r"sum 163840 on rank 0 and .*sum 229376 on rank 1"):
+        checkpoints.check_same({"ema": torch.full((4,), 57344.0).to(dtype)})
+
+
 class Sums(nn.Module):
     """Two parameters with one gradient, whose entries are all one number."""
 
