@@ -280,7 +280,7 @@ def _device_reason(facts: Facts, parts: Sequence[str]) -> str:
     work = []
     if "forward" in parts:
         work.append(f"pointwise work {trace['pointwise'] / step:.0%}")
-        kinds: Mapping[str, float] = trace.get("movable", {})  # recordings of others have none
+        kinds: Mapping[str, float] = trace.get("movable", {})  # earlier recordings lack it
         work += [f"{kind} {seconds / step:.0%}" for kind, seconds in kinds.items()]
     if "optimizer" in parts:
         work.append(f"optimiser {trace['optimizer'] / step:.0%}")

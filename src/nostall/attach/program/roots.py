@@ -50,8 +50,8 @@ def find_roots(optimizers: Sequence[Any]) -> list[Any]:
 def called_parts(root: Any, called: Sequence[Any]) -> list[Any]:
     """What the program calls of ``root``: itself, or the outermost modules in it.
 
-    Trainers as that of Lightning call a method of the outermost module, which calls its parts.
-    ``called``: modules that no other module called.  With too many parts, ``root`` is given.
+    Some trainers, such as Lightning's, call a method of the outermost module, which calls its
+    parts.  ``called``: modules that no other module called.  With too many parts, only ``root``.
     """
     inside = {id(module) for module in root.modules()}
     parts = [module for module in called if id(module) in inside]
